@@ -1,0 +1,38 @@
+"""llmlab: serve a real language model and watch every stage of a request.
+
+``open`` a model, ``ask`` it something, look at the ``Trace``. Importing this package is cheap: torch is imported by
+``open``, and a saved trace loads without it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from llmlab.trace import Trace
+
+if TYPE_CHECKING:
+    from llmlab.lab import Lab
+    from llmlab.opening import open
+
+__version__ = "0.1.0"
+__all__ = ["Lab", "Trace", "__version__", "ask", "open"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "open":
+        from llmlab.opening import open
+
+        return open
+    if name == "Lab":
+        from llmlab.lab import Lab
+
+        return Lab
+    raise AttributeError(f"module 'llmlab' has no attribute {name!r}")
+
+
+def ask(prompt: Any, *, model: str | None = None, **params: Any):
+    """Open a lab, ask once, close it; returns the finished :class:`~llmlab.engine.run.Run`."""
+    from llmlab.opening import open
+
+    with open(**({} if model is None else {"model": model})) as lab:
+        return lab.ask(prompt, **params)

@@ -1,0 +1,176 @@
+"""From loaded weights to a runner: check the model against itself, speed it up, give it a K/V pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from llmlab.engine import seam
+from llmlab.engine.kv_pool import KVPool, LayerShape
+from llmlab.engine.lean import make_lean
+from llmlab.engine.model_runner import ModelRunner
+from llmlab.engine.params import SamplingParams
+from llmlab.engine.plan import ScheduledRow, StepPlan
+from llmlab.engine.request import Request
+from llmlab.errors import InvalidParameter, UnsupportedModel
+from llmlab.models.fuse import fuse_projections, pack_linears, packing_works
+from llmlab.models.load import LoadedModel
+
+CHECK_LENGTH, CHECK_SPLIT = 12, 7
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2}
+POOL_SHARE = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What the untouched model answers: logits ``(CHECK_LENGTH, vocabulary)`` and what each layer stores."""
+
+    logits: torch.Tensor
+    shapes: list[LayerShape]
+
+
+class _ShapeRecorder:
+    """A cache that keeps nothing but the shapes of what it is given."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[int, LayerShape] = {}
+
+    def update(self, keys, values, layer_idx, *args, **kwargs):
+        self.shapes[layer_idx] = LayerShape(
+            keys.shape[1], keys.shape[-1], values.shape[-1], keys.device, keys.dtype
+        )
+        return keys, values
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length, layer_idx: int = 0) -> tuple[int, int]:
+        return int(query_length if isinstance(query_length, int) else len(query_length)), 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def __len__(self) -> int:
+        return 0
+
+
+def build_runner(
+    loaded: LoadedModel,
+    *,
+    block_size: int = 16,
+    num_blocks: int | None = None,
+    optimize: bool = True,
+    reload: Callable[[], LoadedModel] | None = None,
+) -> ModelRunner:
+    """A runner that passed the self-check.
+
+    With ``optimize`` projections are fused, CPU weights packed and known decoder layers replaced; if the check fails
+    then, ``reload`` gives fresh weights to try without. Raises ``UnsupportedModel`` when paged logits differ from
+    plain ones, ``InvalidParameter`` for a block size or count that cannot work.
+    """
+    _check_sizes(block_size, num_blocks)
+    reference = record_reference(loaded)
+    if optimize:
+        speed_up(loaded.model)
+    try:
+        self_check(loaded, reference, block_size)
+    except UnsupportedModel:
+        if not optimize or reload is None:
+            raise
+        return build_runner(reload(), block_size=block_size, num_blocks=num_blocks, optimize=False)
+    if num_blocks is None:
+        num_blocks = default_num_blocks(reference.shapes, block_size, loaded.max_model_len)
+    return ModelRunner(loaded, KVPool(reference.shapes, num_blocks, block_size))
+
+
+def _check_sizes(block_size: int, num_blocks: int | None) -> None:
+    for name, value in (("block_size", block_size), ("num_blocks", num_blocks)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise InvalidParameter(f"{name}={value!r} must be an integer of at least 1")
+
+
+def speed_up(model: torch.nn.Module) -> None:
+    """Fuse projections, use lean decoder layers where known, and pack CPU weights where torch can."""
+    fuse_projections(model)
+    dtype = model.get_input_embeddings().weight.dtype
+    if packing_works(dtype):
+        pack_linears(model)
+    make_lean(model)
+
+
+def default_num_blocks(shapes: list[LayerShape], block_size: int, max_model_len: int) -> int:
+    """Room for 16,384 tokens or two full contexts, whichever is more, within a share of the free memory."""
+    bytes_per_block = block_size * sum(shape.bytes_per_token for shape in shapes)
+    wanted = max(16_384, 2 * max_model_len) // block_size
+    return max(1, min(wanted, int(POOL_SHARE * _free_bytes(shapes[0].device)) // bytes_per_block))
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    import psutil
+
+    return psutil.virtual_memory().available
+
+
+# -- the self-check -------------------------------------------------------------------------------------------
+
+
+def _check_tokens(model: torch.nn.Module) -> list[int]:
+    vocabulary = model.config.get_text_config().vocab_size
+    return [(7919 * (i + 1)) % vocabulary for i in range(CHECK_LENGTH)]
+
+
+@torch.inference_mode()
+def record_reference(loaded: LoadedModel) -> Reference:
+    """Ask the untouched model once without any cache, and once to see the shape of every layer's K/V."""
+    model, recorder = loaded.model, _ShapeRecorder()
+    device = model.get_input_embeddings().weight.device
+    ids = torch.tensor([_check_tokens(model)], device=device)
+    logits = model(input_ids=ids, use_cache=False).logits[0].float()
+    position = torch.zeros(1, 1, dtype=torch.long, device=device)
+    keep = torch.zeros(1, dtype=torch.long, device=device)
+    try:
+        seam.call(model, seam.cache_argument(model), ids[:, :1], position, recorder, keep)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise _unsupported(loaded, f"its layers do not take our cache ({error})") from error
+    layers = loaded.model.config.get_text_config().num_hidden_layers
+    if sorted(recorder.shapes) != list(range(layers)):
+        raise _unsupported(loaded, f"{len(recorder.shapes)} of its {layers} layers store keys and values")
+    return Reference(logits, [recorder.shapes[i] for i in range(layers)])
+
+
+def self_check(loaded: LoadedModel, reference: Reference, block_size: int) -> None:
+    """Run a prompt through scattered blocks in two chunks and compare with the plain forward pass.
+
+    Also counts attention calls, because some model families silently ignore a registered attention function.
+    """
+    seam.install(loaded.model)
+    num_blocks = -(-CHECK_LENGTH // block_size)
+    runner = ModelRunner(loaded, KVPool(reference.shapes, num_blocks, block_size))
+    request = Request("check", _check_tokens(loaded.model), SamplingParams(), seed=0, max_tokens=1)
+    request.block_table = list(reversed(range(num_blocks)))
+    logits, calls = [], 0
+    for start, end in ((0, CHECK_SPLIT), (CHECK_SPLIT, CHECK_LENGTH - 1), (CHECK_LENGTH - 1, CHECK_LENGTH)):
+        row = ScheduledRow(request, start, end - start, 0, end - start > 1, False, num_logits=end - start)
+        batches = runner.build(StepPlan(0, [row]))
+        try:
+            logits.append(runner.forward(batches))
+        except KeyError as error:
+            raise _unsupported(loaded, "its attention does not pass our arguments on") from error
+        calls += sum(batch.view.attention_calls for batch in batches)
+    if calls != 3 * len(reference.shapes):
+        raise _unsupported(loaded, f"{calls} attention calls instead of {3 * len(reference.shapes)}")
+    worst = (torch.cat(logits).float() - reference.logits).abs().max() / reference.logits.abs().max()
+    if not worst <= TOLERANCE[loaded.dtype]:
+        raise _unsupported(loaded, f"paged and plain logits differ by {worst:.1%} of the largest")
+
+
+def _unsupported(loaded: LoadedModel, reason: str) -> UnsupportedModel:
+    kind = loaded.model.config.model_type
+    return UnsupportedModel(
+        f"{loaded.name!r} (architecture {kind!r}) cannot be served from paged blocks: {reason}. "
+        "Families that work include Llama, Mistral, Qwen, Gemma, Phi-3, OLMo 2, SmolLM3 and GPT-2."
+    )

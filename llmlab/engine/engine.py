@@ -1,0 +1,270 @@
+"""The step loop and the requests it serves."""
+
+from __future__ import annotations
+
+import atexit
+import secrets
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from time import perf_counter_ns
+
+from llmlab.engine.admission import check_prompt, resolve_max_tokens
+from llmlab.engine.blocks import BlockPool
+from llmlab.engine.detokenizer import Detokenizer
+from llmlab.engine.info import engine_info
+from llmlab.engine.journal import Journal
+from llmlab.engine.params import SamplingParams
+from llmlab.engine.request import Request, Status, StopReason
+from llmlab.engine.run import Run
+from llmlab.engine.runner import Runner
+from llmlab.engine.scheduler import Scheduler, SchedulerConfig
+from llmlab.engine.sequence import Sequence
+from llmlab.engine.step import StepExecutor
+from llmlab.errors import EngineStopped, InvalidParameter, LabError
+from llmlab.trace.events import RequestFinished, RequestSubmitted
+from llmlab.trace.recorder import Recorder
+from llmlab.trace.trace import Trace
+
+
+class Engine:
+    """Serves requests on one runner. ``submit`` and ``abort`` may be called from any thread.
+
+    Either hand-step it with :meth:`step`, or :meth:`start` one background thread. Commands from other threads wait
+    in an inbox until the next step, so scheduler and pool are only ever touched by the thread that steps.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        tokenizer,
+        *,
+        eos_token_ids: tuple[int, ...] = (),
+        config: SchedulerConfig | None = None,
+        prefix_cache: bool = True,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.runner, self.tokenizer = runner, tokenizer
+        self.eos_token_ids = eos_token_ids
+        self.capacity = runner.capacity
+        self.recorder = Recorder() if recorder is None else recorder
+        self.journal = Journal(self.recorder)
+        self.pool = BlockPool(
+            self.capacity.num_blocks,
+            self.capacity.block_size,
+            prefix_cache=prefix_cache,
+            journal=self.journal,
+        )
+        self.scheduler = Scheduler(self.pool, config or SchedulerConfig(), self.journal)
+        self.recorder.emit(engine_info(self))
+        self._sequences: dict[str, Sequence] = {}
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._ids, self._arrivals = count(), count()
+        self._step_lock, self._wake = threading.RLock(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._executor = StepExecutor(self)
+        # a thread still inside torch when the interpreter ends would bring the process down
+        atexit.register(_stop_if_alive, weakref.ref(self))
+
+    # -- requests -------------------------------------------------------------------------------------------
+
+    def new_id(self) -> str:
+        """An id no other request of this engine has."""
+        return f"r{next(self._ids)}"
+
+    def submit(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        prompt: str | None = None,
+        request_id: str | None = None,
+    ) -> Run:
+        """Queue a prompt. Lower ``priority`` goes first, then first come, first served.
+
+        Raises ``EmptyPrompt``, ``InvalidParameter``, ``ContextOverflow`` or ``PoolTooSmall``; nothing is queued then.
+        """
+        params = params or SamplingParams()
+        params.check_vocab(self.capacity.vocab_size)
+        ids = check_prompt(prompt_token_ids, self.capacity)
+        max_tokens = resolve_max_tokens(len(ids), params, self.capacity)
+        first = request_id or self.new_id()
+        if first in self._sequences:
+            raise InvalidParameter(f"request id {first!r} is in use: leave it out to get a fresh one")
+        requests = self._make_requests(first, ids, params, max_tokens, priority)
+        self.scheduler.check_fits(requests[0])
+        run = Run(self, [request.id for request in requests], ids, params)
+        for request in requests:
+            self._announce(request, prompt)
+        self._post(lambda: self._enqueue(requests, run))
+        return run
+
+    def _make_requests(
+        self, first: str, ids: list[int], params: SamplingParams, max_tokens: int, priority: int
+    ) -> list[Request]:
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        requests = [
+            Request(
+                id=first if sample == 0 else f"{first}.{sample}",
+                prompt_token_ids=ids,
+                params=params if sample == 0 else replace(params, prompt_logprobs=None),
+                seed=seed,
+                max_tokens=max_tokens,
+                priority=priority,
+                arrival=next(self._arrivals),
+                sample=sample,
+                parent_id=first if sample else None,
+            )
+            for sample in range(params.n)
+        ]
+        requests[0].children = requests[1:]
+        return requests
+
+    def _announce(self, request: Request, prompt: str | None) -> None:
+        if self.recorder.enabled:
+            self.recorder.emit(
+                RequestSubmitted(
+                    perf_counter_ns(),
+                    request.id,
+                    request.parent_id,
+                    request.priority,
+                    prompt,
+                    tuple(request.prompt_token_ids),
+                    request.params.to_dict(),
+                )
+            )
+
+    def _enqueue(self, requests: list[Request], run: Run) -> None:
+        for request in requests:
+            detokenizer = Detokenizer(
+                self.tokenizer, request.prompt_token_ids, request.params.stop, request.params.include_stop
+            )
+            self._sequences[request.id] = Sequence(request, run, detokenizer, self.eos_token_ids)
+        self.scheduler.add(requests[0])
+
+    def abort(self, run: Run) -> None:
+        """Drop a run before the next step, in whatever phase it is."""
+        self._post(lambda: self.end_run(run, StopReason.ABORTED))
+
+    def end_run(self, run: Run, reason: StopReason, error: LabError | None = None) -> None:
+        """End all samples of a run that have not ended; called by the thread that steps."""
+        if error is not None:
+            run.fail(error)
+        for output in run.outputs:
+            sequence = self._sequences.get(output.request_id)
+            if sequence is not None:
+                self.end(sequence, reason)
+
+    def end(self, sequence: Sequence, reason: StopReason) -> None:
+        """Free a request's blocks, flush its text and tell its handle."""
+        request = sequence.request
+        self.scheduler.finish(request, reason)
+        request.children = []
+        del self._sequences[request.id]
+        delta, ending = sequence.take_delta(reason)
+        if self.recorder.enabled:
+            self._executor.record_text(sequence, delta.text)
+            self.recorder.emit(
+                RequestFinished(
+                    perf_counter_ns(),
+                    self.journal.step,
+                    request.id,
+                    str(reason),
+                    request.stop_sequence,
+                    request.usage(),
+                )
+            )
+        sequence.run.add(delta, ending)
+
+    def sequence(self, request: Request) -> Sequence:
+        """The sequence that follows a live request."""
+        return self._sequences[request.id]
+
+    # -- stepping -------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Run one step and return whether there was anything to do. Only the stepping thread touches state."""
+        with self._step_lock:
+            start = perf_counter_ns()
+            self._drain_inbox()
+            if not self.scheduler.has_work:
+                return False
+            self._executor.run(start)
+            if not self.scheduler.has_work:
+                self.check_integrity()
+            return True
+
+    def run_until_idle(self) -> int:
+        """Step until nothing is left to do; returns the number of steps."""
+        return sum(1 for _ in iter(self.step, False))
+
+    def _post(self, command: Callable[[], None]) -> None:
+        self._inbox.append(command)
+        self._wake.set()
+
+    def _drain_inbox(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+
+    def check_integrity(self) -> None:
+        """Assert that no block leaked, is doubly owned, or is freed while in a table."""
+        with self._step_lock:
+            self.scheduler.check_integrity()
+            alive = [s.request for s in self._sequences.values() if s.request.status is Status.RUNNING]
+            assert {id(r) for r in alive} == {id(r) for r in self.scheduler.running}
+
+    # -- background thread ----------------------------------------------------------------------------------
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the background thread is stepping."""
+        return self._thread is not None and self._thread.is_alive() and not self._stopping
+
+    def start(self) -> None:
+        """Step on a background thread whenever there is work; does nothing when it already does."""
+        if self.is_running:
+            return
+        self._stopping = False
+        self._thread = threading.Thread(target=self._loop, name="llmlab-engine", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread after its current step. Open requests stay, to be stepped by hand or after a restart."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._thread = None
+
+    def close(self) -> None:
+        """Stop, and end every open request with :class:`~llmlab.errors.EngineStopped`."""
+        self.stop()
+        with self._step_lock:
+            self._drain_inbox()
+            for sequence in list(self._sequences.values()):
+                sequence.run.fail(EngineStopped("the engine was closed before this run finished: open another"))
+                self.end(sequence, StopReason.ABORTED)
+
+    def _loop(self) -> None:
+        while not self._stopping:
+            self._wake.clear()
+            if not self.step():
+                self._wake.wait()
+
+    # -- trace ----------------------------------------------------------------------------------------------
+
+    @property
+    def trace(self) -> Trace:
+        """Everything recorded so far."""
+        return Trace(self.recorder.snapshot())
+
+
+def _stop_if_alive(reference: weakref.ref[Engine]) -> None:
+    engine = reference()
+    if engine is not None:
+        engine.stop()

@@ -1,0 +1,73 @@
+"""A model without weights whose next token depends on every token before it, read back through the block table.
+
+It stands in for a real model where the serving is what matters: a block that was reused too early, copied wrongly or
+hit by mistake changes the context that is read back, and so the tokens.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+import torch
+
+from llmlab.engine.plan import ScheduledRow, StepPlan
+from llmlab.engine.runner import Capacity
+
+PRINTABLE = range(32, 127)
+
+
+def mock_next_token(tokens: Sequence[int], eos_every: int = 0) -> int:
+    """The token the mock model prefers after ``tokens``: printable ASCII, or EOS (257) once in ``eos_every``."""
+    digest = blake2b(array("q", tokens).tobytes(), digest_size=8).digest()
+    value = int.from_bytes(digest, "little")
+    if eos_every and value % eos_every == 0:
+        return 257
+    return PRINTABLE[value % len(PRINTABLE)]
+
+
+class MockModel:
+    """A :class:`~llmlab.engine.runner.Runner` over the byte vocabulary (258 rows).
+
+    Its "K/V" is the token id itself, one per slot. The preferred token's logit is 4 above the rest, so greedy decoding
+    follows :func:`mock_next_token` while sampling still has choices.
+    """
+
+    model, device, dtype = "mock", "cpu", "int64"
+
+    def __init__(
+        self, num_blocks: int = 256, block_size: int = 16, max_model_len: int = 4096, eos_every: int = 0
+    ) -> None:
+        self.capacity = Capacity(num_blocks, block_size, 1, 1, 1, 8, 258, max_model_len)
+        self.eos_every = eos_every
+        self.slots = np.full((num_blocks, block_size), -1, dtype=np.int64)
+
+    def build(self, plan: StepPlan) -> StepPlan:
+        """The plan is all it needs."""
+        return plan
+
+    def forward(self, batch: StepPlan) -> torch.Tensor:
+        """Copy blocks, write every row's tokens, then read each context back and answer."""
+        for source, target in batch.copies:
+            self.slots[target] = self.slots[source]
+        for row in batch.rows:
+            self._write(row)
+        logits = torch.zeros(sum(row.num_logits for row in batch.rows), self.capacity.vocab_size)
+        best = [token for row in batch.rows for token in self._answers(row)]
+        logits[torch.arange(len(best)), torch.tensor(best, dtype=torch.long)] = 4.0
+        return logits
+
+    def _write(self, row: ScheduledRow) -> None:
+        positions = np.arange(row.start, row.end)
+        table = np.asarray(row.request.block_table)
+        block_size = self.capacity.block_size
+        self.slots[table[positions // block_size], positions % block_size] = row.request.tokens[
+            row.start : row.end
+        ]
+
+    def _answers(self, row: ScheduledRow) -> list[int]:
+        context = self.slots[row.request.block_table].reshape(-1)[: row.end].tolist()
+        ends = range(row.end - row.num_logits + 1, row.end + 1)
+        return [mock_next_token(context[:end], self.eos_every) for end in ends]

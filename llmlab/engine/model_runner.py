@@ -1,0 +1,122 @@
+"""Runs a transformers model on paged K/V: plan -> packed tensors -> logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from llmlab.engine import seam
+from llmlab.engine.kv_pool import KVPool
+from llmlab.engine.plan import ScheduledRow, StepPlan
+from llmlab.engine.runner import Capacity
+from llmlab.engine.step_view import PrefillRow, StepView
+from llmlab.models.load import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The tensors of one forward pass; ``keep`` lists packed positions whose logits are wanted, in plan order."""
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    keep: torch.Tensor
+    view: StepView
+    copies: list[tuple[int, int]]
+
+
+class ModelRunner:
+    """A :class:`~llmlab.engine.runner.Runner` over a loaded model and its K/V pool."""
+
+    def __init__(self, loaded: LoadedModel, pool: KVPool) -> None:
+        self.pool = pool
+        self.model, self.device, self.dtype = loaded.name, str(loaded.device), str(loaded.dtype).split(".")[-1]
+        self._model = loaded.model
+        self._input_device = loaded.model.get_input_embeddings().weight.device
+        self._argument = seam.cache_argument(loaded.model)
+        self._packs = not seam.depends_on_neighbours(loaded.model)
+        self.capacity = Capacity(
+            pool.num_blocks,
+            pool.block_size,
+            len(pool.shapes),
+            pool.shapes[0].num_kv_heads,
+            pool.shapes[0].key_dim,
+            pool.bytes_per_token,
+            loaded.model.config.get_text_config().vocab_size,
+            loaded.max_model_len,
+        )
+
+    def build(self, plan: StepPlan) -> list[Batch]:
+        """The forward passes of a step: one for all rows, or one a row where packing would mix them up."""
+        if self._packs or len(plan.rows) == 1:
+            return [self._build(plan)]
+        first, *others = plan.rows
+        return [
+            self._build(StepPlan(plan.step, [first], plan.copies)),
+            *(self._build(StepPlan(plan.step, [row])) for row in others),
+        ]
+
+    def _build(self, plan: StepPlan) -> Batch:
+        """Pack rows: decoding ones first (one token each), then prefill rows."""
+        order = sorted(plan.rows, key=lambda row: row.num_tokens > 1)
+        num_decodes = sum(row.num_tokens == 1 for row in order)
+        starts = np.cumsum([0] + [row.num_tokens for row in order])
+        ids = np.empty((3, starts[-1]), dtype=np.int64)
+        for row, first in zip(order, starts, strict=False):
+            self._pack(row, ids[:, first : first + row.num_tokens])
+        packed = torch.from_numpy(ids).to(self._input_device)
+        return Batch(
+            packed[None, 0],
+            packed[None, 1],
+            self._kept(plan, dict(zip(map(id, order), starts.tolist(), strict=False))),
+            self._view(packed[2], order[:num_decodes], order[num_decodes:], starts[num_decodes:].tolist()),
+            plan.copies,
+        )
+
+    def _pack(self, row: ScheduledRow, out: np.ndarray) -> None:
+        """Token ids, positions and slots of one row."""
+        positions = np.arange(row.start, row.end)
+        blocks, offsets = np.divmod(positions, self.pool.block_size)
+        out[0] = row.request.tokens[row.start : row.end]
+        out[1] = positions
+        out[2] = np.asarray(row.request.block_table)[blocks] * self.pool.block_size + offsets
+
+    def _kept(self, plan: StepPlan, starts: dict[int, int]) -> torch.Tensor:
+        kept = []
+        for row in plan.rows:
+            end = starts[id(row)] + row.num_tokens
+            kept.extend(range(end - row.num_logits, end))
+        return torch.tensor(kept, dtype=torch.long, device=self._input_device)
+
+    def _view(
+        self,
+        slots: torch.Tensor,
+        decodes: list[ScheduledRow],
+        prefills: list[ScheduledRow],
+        starts: list[int],
+    ) -> StepView:
+        tables = [row.request.block_table for row in decodes]
+        blocks = np.zeros((len(tables), max(map(len, tables), default=0)), dtype=np.int64)
+        for i, table in enumerate(tables):
+            blocks[i, : len(table)] = table
+        lengths = torch.tensor([row.end for row in decodes], dtype=torch.long)
+        rows = [
+            PrefillRow(start, row.num_tokens, row.end, torch.tensor(row.request.block_table))
+            for row, start in zip(prefills, starts, strict=False)
+        ]
+        return StepView(self.pool, slots, torch.from_numpy(blocks), lengths, rows)
+
+    @torch.inference_mode()
+    def forward(self, batches: list[Batch]) -> torch.Tensor:
+        """Copy blocks for copy-on-write, then run the model over all packed tokens."""
+        logits = []
+        for batch in batches:
+            self.pool.copy_blocks(batch.copies)
+            logits.append(self._forward(batch))
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        return seam.call(
+            self._model, self._argument, batch.input_ids, batch.positions, batch.view, batch.keep
+        )

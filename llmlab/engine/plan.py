@@ -1,0 +1,64 @@
+"""What the scheduler decided for one step, in integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from llmlab.engine.request import Request
+
+
+class Reason(StrEnum):
+    """Why a request was treated as it was; every scheduling decision carries one of these."""
+
+    PREFILL = "prefill"
+    PREFILL_CHUNK = "prefill chunk: the step's token budget ends here"
+    DECODE = "decode"
+    RECOMPUTE = "recompute after preemption"
+    FITS = "a slot and enough blocks are free"
+    RESUMED = "resumed after preemption"
+    FORKED = "another sample of a computed prompt"
+    NO_BUDGET = "the step's token budget is spent"
+    NO_SLOT = "every slot of the batch is taken"
+    NO_BLOCKS = "not enough free blocks"
+    BEHIND = "behind an earlier request"
+    STATIC_BATCH = "the static batch has not finished"
+    JUST_PREEMPTED = "a request was preempted in this step"
+    OUT_OF_BLOCKS = "its blocks were needed by an earlier request"
+    OUT_OF_OWN_BLOCKS = "no free block for its next token"
+
+
+@dataclass(slots=True)
+class ScheduledRow:
+    """Positions ``start .. start + num_tokens - 1`` of one request, to be computed in this step.
+
+    ``samples``: the row reaches the end of the request's tokens, so its last position gives a new one.
+    ``num_logits``: how many of the row's last positions need logits: one to sample, all for prompt logprobs.
+    """
+
+    request: Request
+    start: int
+    num_tokens: int
+    num_cached: int
+    is_prefill: bool
+    samples: bool
+    num_logits: int
+
+    @property
+    def end(self) -> int:
+        """First position after the row."""
+        return self.start + self.num_tokens
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """The rows of one step and the block copies to make before them (copy-on-write: ``(source, target)``)."""
+
+    step: int
+    rows: list[ScheduledRow] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions computed in this step, over all rows."""
+        return sum(row.num_tokens for row in self.rows)

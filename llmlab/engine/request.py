@@ -1,0 +1,116 @@
+"""The state of one request: a token list and one integer that chases its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from llmlab.engine.params import SamplingParams
+
+
+class Status(StrEnum):
+    """Where a request stands. ``WAITING`` and ``PREEMPTED`` hold no blocks; ``FINISHED`` is final."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+class StopReason(StrEnum):
+    """Why a request ended, in the engine's own terms (each API has its own words for these)."""
+
+    EOS = "eos"
+    STOP_TOKEN = "stop_token"
+    STOP_STRING = "stop_string"
+    LENGTH = "length"
+    CONTEXT = "context"
+    ABORTED = "aborted"
+    ERROR = "error"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence being served.
+
+    ``tokens`` is prompt plus output. Invariants between steps: positions ``0 .. num_computed - 1`` have their K/V
+    in ``block_table``; ``num_computed < len(tokens)`` until the request is finished; ``chain[i]`` is the
+    ``(content, hash)`` of block ``i`` (see :mod:`llmlab.engine.blocks`) for the leading full blocks.
+    ``children`` are the other samples of an ``n > 1`` group; they join once the prompt is computed. ``lost`` counts
+    positions a preemption dropped that are not computed again yet.
+    """
+
+    id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    max_tokens: int
+    priority: int = 0
+    arrival: int = 0
+    sample: int = 0
+    parent_id: str | None = None
+    children: list[Request] = field(default_factory=list)
+    status: Status = Status.WAITING
+    tokens: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    block_table: list[int] = field(default_factory=list)
+    chain: list[tuple[int, bytes]] = field(default_factory=list)
+    num_cached: int = 0
+    num_preemptions: int = 0
+    num_recomputed: int = 0
+    lost: int = 0
+    waiting_for: str = ""
+    prompt_logprobs: list[tuple[float, tuple[tuple[int, float], ...]]] = field(default_factory=list)
+    stop_reason: StopReason | None = None
+    stop_sequence: str | int | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt_token_ids)
+
+    @property
+    def num_prompt(self) -> int:
+        """Number of prompt tokens."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_output(self) -> int:
+        """Number of tokens generated so far."""
+        return len(self.tokens) - len(self.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """The tokens generated so far."""
+        return self.tokens[len(self.prompt_token_ids) :]
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens whose K/V is still to be computed."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def num_slots(self) -> int:
+        """Places in the batch it needs: itself and the samples that will fork from it."""
+        return 1 + len(self.children)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """First come, first served within a priority; lower sorts first."""
+        return (self.priority, self.arrival)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of prompt tokens are still to be computed (the first token never has one).
+
+        While they are, the request bypasses the prefix cache: every prompt position must be computed.
+        """
+        return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt - 1
+
+    def usage(self) -> dict[str, int]:
+        """Token counts: ``prompt``, ``cached`` (of the prompt, at first admission), ``output``, ``recomputed``."""
+        return {
+            "prompt_tokens": self.num_prompt,
+            "cached_tokens": self.num_cached,
+            "output_tokens": self.num_output,
+            "recomputed_tokens": self.num_recomputed,
+            "preemptions": self.num_preemptions,
+        }

@@ -1,0 +1,148 @@
+"""One engine step: schedule, build batch, forward, sample, detokenize, emit, each phase on the clock."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+import torch
+
+from llmlab.engine.plan import ScheduledRow, StepPlan
+from llmlab.engine.request import StopReason
+from llmlab.engine.sampler import Sampled, prompt_logprobs, sample
+from llmlab.engine.sequence import Sequence
+from llmlab.errors import InvalidLogits, LabError
+from llmlab.trace.events import PromptLogprobs, Step, StepRow, TextEmitted, Token
+
+if TYPE_CHECKING:
+    from llmlab.engine.engine import Engine
+
+
+class StepExecutor:
+    """Runs the phases of a step for an engine and records them as they happen."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.recorder = engine.recorder
+        self.journal = engine.journal
+
+    def run(self, start_ns: int) -> None:
+        """Run one step that began (draining the inbox) at ``start_ns``."""
+        scheduler, runner = self.engine.scheduler, self.engine.runner
+        plan = scheduler.schedule(self.journal.step)
+        assert plan.rows, "work is queued but nothing could be scheduled"
+        counts = self._counts()
+        marks = [start_ns, perf_counter_ns()]
+        try:
+            batch = runner.build(plan)
+            marks.append(perf_counter_ns())
+            logits = runner.forward(batch)
+        except Exception as error:  # one failing step must not end the engine: its requests fail, others go on
+            self._fail(plan, error)
+            self.journal.step += 1
+            return
+        marks.append(perf_counter_ns())
+        chosen = self._sample(plan, logits)
+        marks.append(perf_counter_ns())
+        stops = [self._detokenize(sequence, sampled) for sequence, sampled in chosen]
+        marks.append(perf_counter_ns())
+        for (sequence, _), stop in zip(chosen, stops, strict=True):
+            self._emit(sequence, stop)
+        if self.recorder.enabled:
+            self._record_step(plan, marks, counts)
+        self.journal.step += 1
+
+    def _counts(self) -> tuple[int, int, int, int, int]:
+        scheduler, pool = self.engine.scheduler, self.engine.pool
+        return len(scheduler.waiting), len(scheduler.running), pool.num_free, pool.num_cached, pool.num_used
+
+    def _fail(self, plan: StepPlan, error: Exception) -> None:
+        for row in plan.rows:
+            run = self.engine.sequence(row.request).run
+            failure = LabError(f"step {plan.step} failed for run {run.id}: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self.engine.end_run(run, StopReason.ERROR, failure)
+
+    # -- sample ---------------------------------------------------------------------------------------------
+
+    def _sample(self, plan: StepPlan, logits: torch.Tensor) -> list[tuple[Sequence, Sampled]]:
+        """Choose a token for every row that reached its end, and for the samples forking from it."""
+        sequences, picks, offset = [], [], 0
+        for row in plan.rows:
+            self.engine.scheduler.advance(row)
+            if row.request.wants_prompt_logprobs:
+                self._score_prompt(row, logits[offset : offset + row.num_logits])
+            offset += row.num_logits
+            if row.samples:
+                group = [row.request, *self.engine.scheduler.fork(row.request)]
+                sequences += [self.engine.sequence(request) for request in group]
+                picks += [offset - 1] * len(group)
+        if not sequences:
+            return []
+        if picks != list(range(len(logits))):
+            logits = logits[torch.tensor(picks, device=logits.device)]
+        sampled = sample(logits, [sequence.sample_input() for sequence in sequences])
+        return list(zip(sequences, sampled, strict=True))
+
+    def _score_prompt(self, row: ScheduledRow, logits: torch.Tensor) -> None:
+        """Log-probabilities of the prompt tokens that follow the row's positions, each kept once."""
+        request = row.request
+        first = 1 + len(request.prompt_logprobs)
+        end = min(row.end + 1, request.num_prompt)
+        if first >= end:
+            return
+        next_ids = torch.tensor(request.prompt_token_ids[first:end], device=logits.device)
+        rows = logits[first - 1 - row.start : end - 1 - row.start]
+        scored = prompt_logprobs(rows, next_ids, request.params.prompt_logprobs)
+        request.prompt_logprobs += scored
+        self.engine.sequence(request).run.prompt_logprobs = request.prompt_logprobs
+        if self.recorder.enabled:
+            values, top = zip(*scored, strict=True)
+            self.recorder.emit(
+                PromptLogprobs(perf_counter_ns(), self.journal.step, request.id, first, values, top)
+            )
+
+    # -- detokenize and emit --------------------------------------------------------------------------------
+
+    def _detokenize(self, sequence: Sequence, sampled: Sampled) -> StopReason | None:
+        if sampled.error is not None:
+            sequence.run.fail(InvalidLogits(f"run {sequence.run.id}: {sampled.error}"))
+            return StopReason.ERROR
+        if self.recorder.enabled:
+            self.recorder.emit(
+                Token(
+                    perf_counter_ns(),
+                    self.journal.step,
+                    sequence.request.id,
+                    len(sequence.request.tokens),
+                    sampled.token_id,
+                    sampled.logprob,
+                    "target",
+                    sampled.top,
+                )
+            )
+        sequence.accept(sampled)
+        return sequence.detokenize(sampled.token_id)
+
+    def _emit(self, sequence: Sequence, stop: StopReason | None) -> None:
+        if stop is not None:
+            self.engine.end(sequence, stop)
+            return
+        delta, _ = sequence.take_delta(None)
+        self.record_text(sequence, delta.text)
+        sequence.run.add(delta)
+
+    def record_text(self, sequence: Sequence, text: str) -> None:
+        """Record text that became safe to show."""
+        if text and self.recorder.enabled:
+            request = sequence.request
+            self.recorder.emit(
+                TextEmitted(perf_counter_ns(), self.journal.step, request.id, text, request.num_output)
+            )
+
+    def _record_step(self, plan: StepPlan, marks: list[int], counts: tuple[int, int, int, int, int]) -> None:
+        rows = tuple(
+            StepRow(row.request.id, row.start, row.num_tokens, row.num_cached, row.is_prefill, row.samples)
+            for row in plan.rows
+        )
+        self.recorder.emit(Step(*marks, perf_counter_ns(), plan.step, rows, *counts))

@@ -1,0 +1,134 @@
+"""Where the tokens of one forward pass live: what the model sees as its cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from llmlab.engine.attention import Variant, attend_decode, attend_prefill, decode_mask
+from llmlab.engine.kv_pool import KVPool
+
+KWARG = "llmlab_view"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRow:
+    """Packed tokens ``first .. first + num_tokens - 1`` belong to one request that now has ``length`` positions.
+
+    ``blocks`` is its block table, ``(blocks of length,)``.
+    """
+
+    first: int
+    num_tokens: int
+    length: int
+    blocks: torch.Tensor
+
+
+@dataclass(slots=True)
+class StepView:
+    """The packed tokens of a step: first one per decoding request, then the prefill rows, one after the other.
+
+    ``slots`` ``(tokens,)`` says where each token's K/V goes; ``decode_blocks`` ``(decodes, width)`` are block tables
+    padded with any block, ``decode_lengths`` ``(decodes,)`` positions after this step. The model calls
+    :meth:`update` in every layer, then the registered attention function calls :meth:`attend`.
+    """
+
+    pool: KVPool
+    slots: torch.Tensor
+    decode_blocks: torch.Tensor
+    decode_lengths: torch.Tensor
+    prefills: list[PrefillRow]
+    attention_calls: int = 0
+    _placed: dict[torch.device, tuple] = field(default_factory=dict)
+    _masks: dict[tuple, torch.Tensor] = field(default_factory=dict)
+    _rotary: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    # -- the cache protocol of transformers -------------------------------------------------------------------
+
+    def update(self, keys, values, layer_idx, *args, kwargs=None, **_):
+        """Scatter ``(1, kv, tokens, dim)`` keys and values into the pool and hand them back unchanged.
+
+        Puts this view into the layer's ``kwargs``, which is how the attention function finds it.
+        """
+        self.write(layer_idx, keys[0], values[0])
+        if kwargs is not None:
+            kwargs[KWARG] = self
+        return keys, values
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Scatter the step's ``(kv, tokens, dim)`` keys and values into the pool."""
+        self.pool.write(layer, self._on(keys.device)[0], keys, values)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Positions come from ``position_ids``; the packed row itself starts at 0."""
+        return 0
+
+    def get_mask_sizes(self, query_length, layer_idx: int = 0) -> tuple[int, int]:
+        """Sizes of a mask that is never used."""
+        return len(self.slots), 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Offset of a mask that is never used."""
+        return 0
+
+    def __len__(self) -> int:
+        return len(self.pool.keys)
+
+    def rotary(self, position_embeddings: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and signed sines ``(tokens, 1, dim)``: ``x cos + roll(x, dim / 2) sin`` rotates. Made once a step."""
+        cos, sin = position_embeddings
+        if self._rotary is None or self._rotary[0].device != cos.device:
+            low, high = sin[0].chunk(2, dim=-1)
+            self._rotary = cos[0][:, None], torch.cat((-low, high), dim=-1)[:, None]
+        return self._rotary
+
+    # -- attention --------------------------------------------------------------------------------------------
+
+    def attend(
+        self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, variant: Variant
+    ) -> torch.Tensor:
+        """Attention of one layer: query ``(heads, tokens, dim)`` and the step's own ``(kv, tokens, dim)``.
+
+        Returns ``(tokens, heads, dim of values)``.
+        """
+        self.attention_calls += 1
+        grouped = query.unflatten(0, (keys.shape[0], -1))
+        num_decodes = len(self.decode_lengths)
+        if not self.prefills:
+            return self._decode(layer, grouped, variant).flatten(1, 2)
+        output = query.new_empty(query.shape[1], *grouped.shape[:2], values.shape[-1])
+        if num_decodes:
+            output[:num_decodes] = self._decode(layer, grouped[:, :, :num_decodes], variant)
+        for row in self.prefills:
+            span = slice(row.first, row.first + row.num_tokens)
+            past_and_new = self._keys_of(layer, row, keys[:, span], values[:, span])
+            output[span] = attend_prefill(grouped[:, :, span], *past_and_new, variant).permute(2, 0, 1, 3)
+        return output.flatten(1, 2)
+
+    def _decode(self, layer: int, query: torch.Tensor, variant: Variant) -> torch.Tensor:
+        _, blocks, lengths = self._on(query.device)
+        keys, values = self.pool.gather(layer, blocks.flatten())
+        rows = len(lengths)
+        keys, values = keys.unflatten(1, (rows, -1)), values.unflatten(1, (rows, -1))
+        mask = self._decode_mask(query.shape[0], keys.shape[2], variant.window, query.dtype, lengths)
+        return attend_decode(query.transpose(1, 2), keys, values, mask, variant).transpose(0, 1)
+
+    def _keys_of(self, layer: int, row: PrefillRow, keys: torch.Tensor, values: torch.Tensor) -> tuple:
+        """All positions of a prefill row; without a past they are the ones just computed."""
+        if row.length == row.num_tokens:
+            return keys, values
+        past_keys, past_values = self.pool.gather(layer, row.blocks.to(keys.device))
+        return past_keys[:, : row.length], past_values[:, : row.length]
+
+    def _decode_mask(self, kv: int, width: int, window: int, dtype: torch.dtype, lengths) -> torch.Tensor:
+        key = (kv, window, dtype, lengths.device)
+        if key not in self._masks:
+            self._masks[key] = decode_mask(lengths, width, window, dtype).repeat(kv, 1, 1)
+        return self._masks[key]
+
+    def _on(self, device: torch.device) -> tuple:
+        if device not in self._placed:
+            tensors = (self.slots, self.decode_blocks, self.decode_lengths)
+            self._placed[device] = tuple(tensor.to(device) for tensor in tensors)
+        return self._placed[device]

@@ -1,0 +1,51 @@
+"""The named errors of llmlab: each message says what was wrong and what would work."""
+
+from __future__ import annotations
+
+
+class LabError(Exception):
+    """Base of every error a user of llmlab can cause or meet."""
+
+
+class InvalidParameter(LabError, ValueError):
+    """A sampling or engine parameter is out of range, of the wrong type, or contradicts another one."""
+
+
+class EmptyPrompt(LabError, ValueError):
+    """The prompt holds no token, so there is no position to predict from."""
+
+
+class ContextOverflow(LabError, ValueError):
+    """Prompt plus ``max_tokens`` is longer than the model's context."""
+
+
+class PoolTooSmall(LabError, ValueError):
+    """The request could never fit in the K/V pool, even with the pool to itself."""
+
+
+class UnknownModel(LabError, LookupError):
+    """The model name is not in the catalogue, not a local folder, and not fetched from the hub."""
+
+
+class UnsupportedModel(LabError):
+    """The model's architecture cannot be served from paged blocks (recurrent state, or a failed self-check)."""
+
+
+class FetchError(LabError, OSError):
+    """Weights could not be fetched: offline, no space left, or a hash that does not match."""
+
+
+class InvalidLogits(LabError, ArithmeticError):
+    """The model produced NaN or infinite logits for a request; other requests go on."""
+
+
+class EngineStopped(LabError, RuntimeError):
+    """The engine's thread ended, so requests that were still open cannot finish."""
+
+
+class TraceFormatError(LabError, ValueError):
+    """A file is not a trace, is damaged, is too large, or was written by a newer version."""
+
+
+class UnknownRequest(LabError, LookupError):
+    """The trace holds no request of this id."""

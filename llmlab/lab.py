@@ -1,0 +1,105 @@
+"""A lab: one model, one engine, one trace, behind a few calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+from llmlab.engine.engine import Engine
+from llmlab.engine.params import SamplingParams
+from llmlab.engine.run import Run
+from llmlab.errors import InvalidParameter
+from llmlab.trace.events import Span
+from llmlab.trace.trace import Trace
+
+Prompt = str | Sequence[dict[str, Any]] | Sequence[int]
+
+
+class Lab:
+    """What :func:`llmlab.open` returns. Use it as a context manager, or :meth:`close` it."""
+
+    def __init__(self, engine: Engine, tokenizer, model: str, model_path: str | None, loaded: Any = None) -> None:
+        self.engine, self.tokenizer = engine, tokenizer
+        self.model = model
+        self.model_path = None if model_path is None else Path(model_path)
+        self.loaded = loaded
+
+    # -- requests -------------------------------------------------------------------------------------------
+
+    def submit(
+        self, prompt: Prompt, *, system: str | None = None, raw: bool = False, priority: int = 0, **params: Any
+    ) -> Run:
+        """Queue a prompt and return its handle at once.
+
+        ``prompt`` is text (one user message), a list of ``{"role", "content"}`` messages, or token ids; ``system`` is
+        put before the messages; ``raw=True`` sends text without the chat template. ``params`` are the fields of
+        :class:`~llmlab.engine.params.SamplingParams`. Raises the errors of :meth:`Engine.submit`.
+        """
+        sampling = SamplingParams.from_kwargs(**params)
+        request_id = self.engine.new_id()
+        text, ids = self._encode(prompt, system, raw, request_id)
+        return self.engine.submit(ids, sampling, priority=priority, prompt=text, request_id=request_id)
+
+    def ask(self, prompt: Prompt, **params: Any) -> Run:
+        """:meth:`submit`, then wait until the run has finished; raises its error if it failed."""
+        return self.submit(prompt, **params).wait()
+
+    def _encode(
+        self, prompt: Prompt, system: str | None, raw: bool, request_id: str
+    ) -> tuple[str | None, list[int]]:
+        """The rendered text (``None`` for token ids) and the ids, each stage on the clock."""
+        if not isinstance(prompt, str) and all(type(item) is int for item in prompt):
+            if system is not None:
+                raise InvalidParameter("system= needs a text prompt or messages, not token ids")
+            return None, list(prompt)
+        start = perf_counter_ns()
+        text, templated = self._render(prompt, system, raw)
+        rendered = perf_counter_ns()
+        ids = self.tokenizer.encode(text, add_special_tokens=not templated)
+        self._span("render template", start, rendered, request_id)
+        self._span("tokenize", rendered, perf_counter_ns(), request_id)
+        return text, list(ids)
+
+    def _render(self, prompt: Prompt, system: str | None, raw: bool) -> tuple[str, bool]:
+        if isinstance(prompt, str) and (raw or not getattr(self.tokenizer, "chat_template", None)):
+            if system is not None:
+                raise InvalidParameter("system= needs a chat template: leave out raw=True, or use another model")
+            return prompt, False
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        for message in messages:
+            if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+                raise InvalidParameter(f"message {message!r} must be a dict with 'role' and 'content'")
+        if system is not None:
+            messages = [{"role": "system", "content": system}, *messages]
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return text, True
+
+    def _span(self, name: str, start: int, end: int, request_id: str) -> None:
+        if self.engine.recorder.enabled:
+            self.engine.recorder.emit(Span(start, end, name, request_id))
+
+    # -- the rest -------------------------------------------------------------------------------------------
+
+    @property
+    def trace(self) -> Trace:
+        """Everything recorded since the lab was opened."""
+        return self.engine.trace
+
+    def close(self) -> None:
+        """Stop the engine; open runs end with :class:`~llmlab.errors.EngineStopped`."""
+        self.engine.close()
+
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        pool, runner = self.engine.pool, self.engine.runner
+        return (
+            f"<Lab {self.model} on {runner.device}, {runner.dtype}: {pool.num_blocks} blocks of "
+            f"{pool.block_size} tokens, {pool.num_used} used>"
+        )

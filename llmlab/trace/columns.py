@@ -1,0 +1,130 @@
+"""What every column of every trace table means, with its unit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import pandas as pd
+
+CLOCK = "seconds since the trace's first event"
+
+COLUMNS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "requests": {
+            "request_id": "id of the request",
+            "parent_id": "first sample of its n > 1 group, None for that sample and for ordinary requests",
+            "prompt": "rendered prompt text, None when it was submitted as tokens",
+            "num_prompt_tokens": "tokens of the prompt",
+            "num_cached_tokens": "prompt tokens the prefix cache held at first admission, so not computed",
+            "num_output_tokens": "tokens generated, an ending EOS included",
+            "num_preemptions": "times its blocks were taken away",
+            "num_preempted_tokens": "tokens computed again after a preemption",
+            "stop_reason": "why it ended, None while it has not",
+            "stop_sequence": "the stop string or stop token id that ended it",
+            "submitted_s": f"{CLOCK}: it entered the engine's inbox",
+            "first_scheduled_s": f"{CLOCK}: start of the first step it took part in",
+            "first_token_s": f"{CLOCK}: its first token was chosen",
+            "finished_s": f"{CLOCK}: it ended",
+            "queue_ms": "milliseconds from submission to its first step",
+            "ttft_ms": "milliseconds from submission to the first token",
+            "e2e_ms": "milliseconds from submission to the end",
+            "itl_ms": "mean milliseconds between two output tokens",
+            "tokens_per_s": "output tokens per second after the first token",
+            "status": "waiting, running, preempted, finished, aborted or error, at the end of the trace",
+            "params": "sampling parameters as a dict",
+        },
+        "steps": {
+            "step": "number of the step",
+            "start_s": f"{CLOCK}: the step began",
+            "schedule_ms": "milliseconds of choosing the batch",
+            "build_ms": "milliseconds of building the batch's tensors",
+            "forward_ms": "milliseconds of the model's forward pass",
+            "sample_ms": "milliseconds of choosing tokens",
+            "detokenize_ms": "milliseconds of turning tokens into text",
+            "emit_ms": "milliseconds of handing results to the requests' handles",
+            "total_ms": "milliseconds of the whole step: the six phases' sum",
+            "num_rows": "requests in the batch",
+            "num_prefill_tokens": "prompt or recomputed tokens in the batch",
+            "num_decode_tokens": "generated tokens in the batch",
+            "num_tokens": "tokens in the batch",
+            "waiting": "requests waiting after scheduling",
+            "running": "requests running after scheduling",
+            "free": "blocks without content",
+            "cached": "unused blocks whose content can still be hit",
+            "used": "blocks in at least one block table",
+            "kv_bytes_used": "bytes of the used blocks over all layers",
+        },
+        "schedule": {
+            "step": "number of the step",
+            "request_id": "id of the request",
+            "action": "ran, admitted (it joins without computing), waited, preempted, finished or aborted",
+            "reason": "why; a decision to wait holds, and is repeated here, until the next one",
+            "admission": "why it was let into the batch in this step, None when it was not",
+            "num_tokens": "tokens it computed in this step",
+            "start": "first position it computed, <NA> when none",
+            "num_cached": "leading positions served from the prefix cache at its admission in this step",
+            "is_prefill": "whether the tokens were prompt or recomputed ones",
+            "by": "the request that preempted it",
+        },
+        "blocks": {
+            "time_s": f"{CLOCK}: the block changed",
+            "step": "number of the step",
+            "block_id": "id of the block",
+            "action": "allocate, hit, share, copy, cache, evict or free",
+            "request_id": "request whose block table changed, None when none did",
+            "index": "place in that block table, -1 when none",
+            "ref_count": "block tables that hold the block, after the change",
+            "hash": "beginning of its hash (hexadecimal), empty when it has none",
+            "source_id": "block it was copied from, <NA> unless action is copy",
+        },
+        "tokens": {
+            "request_id": "id of the request",
+            "position": "position in the sequence, 0 is the first prompt token",
+            "index": "position in the output, <NA> for prompt tokens",
+            "token_id": "id in the vocabulary",
+            "logprob": "natural log of its probability under the model, NaN when not known",
+            "source": "cached, shared (with its group's first sample) or prompt; target, accepted or bonus",
+            "step": "step that first computed a prompt token (<NA>: none did) or chose an output token",
+            "time_s": f"{CLOCK}: a prompt token was submitted, an output token was chosen",
+            "top": "(token id, logprob) alternatives, empty when not asked for",
+        },
+        "spans": {
+            "span_id": "number of the span",
+            "parent_id": "span that contains it, <NA> for a root",
+            "request_id": "request it belongs to, None for the engine's own",
+            "step": "number of the step, <NA> outside steps",
+            "name": "request, queue, prefill, decode, wait, between steps, a phase or a client-side stage",
+            "start_s": f"{CLOCK}: it began",
+            "end_s": f"{CLOCK}: it ended",
+            "duration_ms": "milliseconds from start to end",
+            "depth": "0 for a root",
+        },
+        "block_map": {
+            "block_id": "id of the block",
+            "state": "free, cached, in use, shared, or unknown (its events are not in the trace)",
+            "ref_count": "block tables that hold it, <NA> when unknown",
+            "owners": "ids of the requests that hold it",
+            "hash": "beginning of its hash (hexadecimal), empty when it has none",
+        },
+    }
+)
+
+
+def table(name: str, data: Mapping[str, object]) -> pd.DataFrame:
+    """A DataFrame of the documented columns, in their order, with the docs in ``attrs["columns"]``."""
+    docs = COLUMNS[name]
+    assert data.keys() == docs.keys(), f"{name}: columns and documentation differ"
+    frame = pd.DataFrame({column: data[column] for column in docs})
+    frame.attrs["columns"] = dict(docs)
+    return frame
+
+
+def objects(values) -> pd.Series:
+    """Python objects as they are: no conversion of text, ``None`` stays ``None``."""
+    return pd.Series(values, dtype=object)
+
+
+def integers(values) -> pd.Series:
+    """Integers that may be missing (``None`` or ``pd.NA``)."""
+    return pd.Series(values, dtype="Int64")

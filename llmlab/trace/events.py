@@ -1,0 +1,227 @@
+"""What can happen, as frozen records on one monotonic clock.
+
+Every event carries ``t_ns`` (``time.perf_counter_ns()`` of the recording process, the moment it happened or
+began). Records are made on the engine's hot path, so they hold ids, counts and tuples, never text that had to be
+formatted. Field names are the column names of the DataFrames in :mod:`llmlab.trace.frames`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What the trace was recorded on; the first event of every trace.
+
+    ``kv_bytes_per_token`` is what one token occupies in the pool over all layers (bytes).
+    ``wall_time`` is seconds since the epoch at ``t_ns``, so that two traces can be put on one calendar clock.
+    """
+
+    t_ns: int
+    wall_time: float
+    model: str
+    device: str
+    dtype: str
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    block_size: int
+    num_blocks: int
+    kv_bytes_per_token: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    policy: str
+    prefix_cache: str
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSubmitted:
+    """A request entered the engine's inbox. ``prompt`` is the rendered text when it is known, else ``None``.
+
+    ``params`` is ``SamplingParams.to_dict()``; ``parent_id`` is the first sample of an ``n > 1`` group.
+    """
+
+    t_ns: int
+    request_id: str
+    parent_id: str | None
+    priority: int
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    params: dict
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A timed stage outside the step loop: ``render template``, ``tokenize``, later the client's and gateway's."""
+
+    t_ns: int
+    end_ns: int
+    name: str
+    request_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One request's part in one step: it computed positions ``start .. start + num_tokens - 1``.
+
+    ``num_cached`` is the number of leading positions that were *not* computed because the prefix cache held them
+    (set on the first step after admission, else 0). ``is_prefill`` is true while prompt tokens, or tokens lost to
+    a preemption, are being computed; ``sampled`` says whether this row's last position gave a token.
+    """
+
+    request_id: str
+    start: int
+    num_tokens: int
+    num_cached: int
+    is_prefill: bool
+    sampled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One engine step. The phases follow each other without gaps from ``t_ns`` to ``end_ns``.
+
+    ``t_ns`` schedule -> ``build_ns`` build batch -> ``forward_ns`` forward -> ``sample_ns`` sample ->
+    ``detokenize_ns`` detokenize -> ``emit_ns`` emit -> ``end_ns``: each name is the moment that phase began.
+    ``free``, ``cached`` and ``used`` blocks are counted when the step's blocks are all allocated and sum to
+    ``num_blocks``; ``waiting`` and ``running`` are queue lengths at that moment.
+    """
+
+    t_ns: int
+    build_ns: int
+    forward_ns: int
+    sample_ns: int
+    detokenize_ns: int
+    emit_ns: int
+    end_ns: int
+    step: int
+    rows: tuple[StepRow, ...]
+    waiting: int
+    running: int
+    free: int
+    cached: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Why the scheduler treated a request as it did in one step.
+
+    ``action`` is one of ``admitted``, ``ran``, ``waited``, ``preempted``, ``finished``, ``aborted``; ``reason`` is
+    a constant of :class:`llmlab.engine.plan.Reason`. ``by`` is the request that caused a preemption.
+    A ``waited`` decision is recorded when it is first taken and again only when its reason changes: it holds until
+    the next decision about the same request.
+    """
+
+    t_ns: int
+    step: int
+    request_id: str
+    action: str
+    reason: str
+    num_tokens: int
+    by: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEvent:
+    """A change of one K/V block.
+
+    ``action``: ``allocate`` (from the free list), ``hit`` (shared through the prefix cache), ``share`` (forked for
+    ``n > 1``), ``copy`` (copy-on-write; ``block_id`` is the new block, ``source_id`` the old one), ``cache`` (full
+    and hashed), ``evict`` (its hash forgotten so that it can be reused), ``free`` (one reference dropped).
+    ``index`` is the block's place in the request's block table (-1 when it has none), ``ref_count`` the count after.
+    ``hash`` is a short hexadecimal prefix, empty while the block is not hashed.
+    """
+
+    t_ns: int
+    step: int
+    block_id: int
+    action: str
+    request_id: str | None
+    index: int
+    ref_count: int
+    hash: str
+    source_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token was chosen for position ``position`` (0 = first prompt token) of a request.
+
+    ``source``: ``target`` (sampled from the model), later ``accepted`` or ``bonus``. ``logprob`` is the natural log
+    of its probability under the model's own distribution, before temperature and filters.
+    ``top`` holds ``(token_id, logprob)`` pairs when they were asked for.
+    """
+
+    t_ns: int
+    step: int
+    request_id: str
+    position: int
+    token_id: int
+    logprob: float
+    source: str
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of prompt tokens ``start ..``, asked for with ``prompt_logprobs``."""
+
+    t_ns: int
+    step: int
+    request_id: str
+    start: int
+    logprobs: tuple[float, ...]
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TextEmitted:
+    """Text became safe to show after ``num_tokens`` output tokens: never half a character, never taken back."""
+
+    t_ns: int
+    step: int
+    request_id: str
+    text: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFinished:
+    """The last event of a request. ``usage`` counts tokens: prompt, cached (of the prompt), output, preempted."""
+
+    t_ns: int
+    step: int
+    request_id: str
+    stop_reason: str
+    stop_sequence: str | int | None
+    usage: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """``dropped`` events before this one were lost because the ring was full."""
+
+    t_ns: int
+    dropped: int
+
+
+Event = (
+    EngineInfo
+    | RequestSubmitted
+    | Span
+    | Step
+    | Decision
+    | BlockEvent
+    | Token
+    | PromptLogprobs
+    | TextEmitted
+    | RequestFinished
+    | Gap
+)
+
+EVENT_TYPES: tuple[type, ...] = Event.__args__

@@ -1,0 +1,101 @@
+"""A trace as a file: gzipped JSON lines, a header first, then one event per line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+from uuid import uuid4
+
+from llmlab.errors import TraceFormatError
+from llmlab.trace.codec import decode, encode, parse
+from llmlab.trace.events import Event
+
+FORMAT = "llmlab-trace"
+VERSION = 1
+MAX_BYTES = 1_000_000_000
+
+
+def save(path: str | os.PathLike, events: Iterable[Event], only: tuple[str, ...] = ()) -> Path:
+    """Write events to ``path``, all or nothing; equal events give equal bytes. Returns the path.
+
+    ``only`` records that the events were restricted to these requests.
+    """
+    header: dict[str, object] = {"format": FORMAT, "version": VERSION}
+    if only:
+        header["only"] = list(only)
+    with replacing(path) as raw, gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as file:
+        file.write(json.dumps(header).encode() + b"\n")
+        for event in events:
+            file.write(encode(event).encode() + b"\n")
+    return Path(path)
+
+
+def load(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> tuple[list[Event], tuple[str, ...]]:
+    """Read ``(events, only)`` back. At most ``max_bytes`` are unpacked, whatever the file claims to hold.
+
+    Raises ``TraceFormatError`` for a file that is not a trace, damaged, too large or of a newer version, and
+    ``OSError`` for one that cannot be opened.
+    """
+    with gzip.open(path, "rb") as file:
+        lines = _lines(file, path, max_bytes)
+        only = _read_header(next(lines, b"{}"), path)
+        events = []
+        for number, line in enumerate(lines, start=2):
+            try:
+                events.append(decode(parse(line)))
+            except TraceFormatError as error:
+                raise TraceFormatError(f"{os.fspath(path)}, line {number}: {error}") from None
+    return events, only
+
+
+def _lines(file: BinaryIO, path: str | os.PathLike, max_bytes: int) -> Iterator[bytes]:
+    left = max_bytes
+    try:
+        while line := file.readline(left + 1):
+            left -= len(line)
+            if left < 0:
+                raise TraceFormatError(
+                    f"{os.fspath(path)} unpacks to more than {max_bytes:,} bytes: pass a larger "
+                    "max_bytes if you trust it"
+                )
+            yield line
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise TraceFormatError(f"{os.fspath(path)} is not a saved trace, or is damaged: {error}") from None
+
+
+def _read_header(line: bytes, path: str | os.PathLike) -> tuple[str, ...]:
+    try:
+        header = parse(line)
+    except TraceFormatError:
+        header = {}
+    version, only = header.get("version"), header.get("only", [])
+    if header.get("format") != FORMAT or type(version) is not int:
+        raise TraceFormatError(f"{os.fspath(path)} is not a trace: its first line does not say {FORMAT!r}")
+    if version > VERSION:
+        raise TraceFormatError(
+            f"{os.fspath(path)} has format version {version}, newer than {VERSION}: update llmlab to read it"
+        )
+    if not isinstance(only, list) or not all(isinstance(i, str) for i in only):
+        raise TraceFormatError(f"{os.fspath(path)}: 'only' in the header must be a list of request ids")
+    return tuple(only)
+
+
+@contextmanager
+def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
+    """A file that takes the place of ``path`` when the body ends, and vanishes when it fails."""
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{uuid4().hex}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from synthetic import clockwork, make_info, story
+
+from llmlab.errors import TraceFormatError
+from llmlab.trace import Trace, store
+from llmlab.trace.codec import decode, encode, parse
+from llmlab.trace.events import (
+    EVENT_TYPES,
+    BlockEvent,
+    Decision,
+    Gap,
+    PromptLogprobs,
+    RequestFinished,
+    RequestSubmitted,
+    Span,
+    Step,
+    StepRow,
+    TextEmitted,
+    Token,
+)
+
+ONE_OF_EACH = [
+    make_info(0, 4, 4, 4),
+    RequestSubmitted(1, "r0", "p", 2, "prompt", (1, 2), {"stop": ["a"], "temperature": 0.5}),
+    Span(1, 2, "tokenize", None),
+    Step(1, 2, 3, 4, 5, 6, 7, 0, (StepRow("r0", 0, 2, 0, True, True),), 0, 1, 3, 0, 1),
+    Decision(1, 0, "r0", "preempted", "blocks", 0, "r1"),
+    BlockEvent(1, 0, 3, "copy", "r0", 1, 1, "ab", 2),
+    Token(1, 0, "r0", 2, 9, -0.25, "target", ((9, -0.25), (4, -3.0))),
+    PromptLogprobs(1, 0, "r0", 1, (-0.5,), (((2, -0.5), (1, -2.0)),)),
+    TextEmitted(1, 0, "r0", "é", 1),
+    RequestFinished(1, 0, "r0", "stop_token", 9, {"output_tokens": 1}),
+    Gap(1, 5),
+]
+
+
+def written(path, *lines: object) -> str:
+    """A file with a good header and the given lines (text, or objects to be written as JSON)."""
+    header = {"format": "llmlab-trace", "version": 1}
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in (header, *lines)]
+    path.write_bytes(gzip.compress("\n".join(texts).encode()))
+    return str(path)
+
+
+def test_there_is_an_example_of_every_event():
+    assert {type(event) for event in ONE_OF_EACH} == set(EVENT_TYPES)
+
+
+@pytest.mark.parametrize("event", ONE_OF_EACH, ids=lambda e: type(e).__name__)
+def test_every_event_survives_with_its_types(event):
+    again = decode(parse(encode(event)))
+    assert again == event
+    assert hash(getattr(again, "rows", getattr(again, "top", ()))) is not None  # tuples, all the way down
+
+
+def test_a_saved_trace_loads_equal(tmp_path):
+    trace = Trace(story())
+    loaded = Trace.load(trace.save(tmp_path / "run.trace.jsonl.gz"))
+    assert loaded.events == trace.events
+    pd.testing.assert_frame_equal(loaded.spans, trace.spans)
+    pd.testing.assert_frame_equal(loaded.requests, trace.requests)
+
+
+def test_a_part_remembers_that_it_is_one(tmp_path):
+    part = Trace(story()).for_request("r1")
+    loaded = Trace.load(part.save(tmp_path / "part"))
+    assert loaded.only == ("r1",)
+    assert loaded.requests.request_id.tolist() == ["r1"]
+    assert loaded.check() == []
+
+
+def test_equal_events_give_equal_bytes(tmp_path):
+    trace = Trace(clockwork())
+    first, second = trace.save(tmp_path / "a"), trace.save(tmp_path / "b")
+    assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_log_probabilities_that_json_has_no_number_for(value):
+    line = encode(Token(1, 0, "r0", 2, 9, value, "target", ((9, value),)))
+    json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not strict JSON"))
+    token = decode(parse(line))
+    assert str(token.logprob) == str(token.top[0][1]) == str(value)
+
+
+@given(st.text(st.characters(codec=None, exclude_categories=()), max_size=20))
+def test_any_text_survives_lone_surrogates_included(text):
+    event = TextEmitted(1, 0, "r0", text, 1)
+    line = encode(event)
+    assert line.isascii()
+    assert "\n" not in line
+    assert decode(parse(line)) == event
+
+
+def test_what_cannot_be_stored_leaves_the_old_file_and_no_other(tmp_path):
+    path = tmp_path / "run"
+    before = Trace(clockwork()).save(path).read_bytes()
+    with pytest.raises(TypeError, match="object cannot be part"):
+        store.save(path, [RequestSubmitted(1, "r0", None, 0, None, (1,), {"seed": object()})])
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+# -- files that are refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"plain text", "not a saved trace"),
+        (b"", "not a trace"),
+        (gzip.compress(b""), "not a trace"),
+        (gzip.compress(b"\xff\xfe\n"), "not a trace"),
+        (gzip.compress(b'{"format": "other", "version": 1}\n'), "not a trace"),
+        (gzip.compress(b'{"format": "llmlab-trace", "version": "1"}\n'), "not a trace"),
+        (gzip.compress(b'{"format": "llmlab-trace", "version": 2}\n'), "version 2, newer than 1: update"),
+        (gzip.compress(b'{"format": "llmlab-trace", "version": 1, "only": "r0"}\n'), "list of request ids"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused(tmp_path, content, message):
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(TraceFormatError, match=message):
+        Trace.load(tmp_path / "file")
+
+
+@pytest.mark.parametrize("cut", [0.3, 0.6, 0.99])
+def test_a_truncated_file_is_refused(tmp_path, cut):
+    path = Trace(story()).save(tmp_path / "run")
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * cut)])
+    with pytest.raises(TraceFormatError, match="damaged"):
+        Trace.load(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"type": "Surprise", "t_ns": 1}, "'Surprise' is unknown"),
+        ({"type": "object"}, "'object' is unknown"),
+        ({"type": ["Gap"]}, "is unknown"),
+        ({"t_ns": 1, "dropped": 1}, "None is unknown"),
+        ({"type": "Gap", "t_ns": 1}, "missing or unknown: dropped"),
+        ({"type": "Gap", "t_ns": 1, "dropped": 1, "extra": 2}, "missing or unknown: extra"),
+        ({"type": "Gap", "t_ns": "1", "dropped": 1}, "expected int, found '1'"),
+        ({"type": "Gap", "t_ns": True, "dropped": 1}, "expected int, found True"),
+        ({"type": "Gap", "t_ns": 2**64, "dropped": 1}, "64 bits"),
+        ({"type": "Span", "t_ns": 1, "end_ns": 2, "name": "x", "request_id": 3}, "expected str or NoneType"),
+        ("[1, 2]", "not an object"),
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ('{"type": "Gap", "t_ns": ' + "1" * 5000 + ', "dropped": 1}', "not JSON"),
+    ],
+)
+def test_a_line_that_is_no_event_is_refused_with_its_number(tmp_path, line, message):
+    path = written(tmp_path / "file", {"type": "Gap", "t_ns": 1, "dropped": 1}, line)
+    with pytest.raises(TraceFormatError, match=message) as caught:
+        Trace.load(path)
+    assert "line 3:" in str(caught.value)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(["type", "t_ns", "rows", "top", "logprob", "params"]), st.text() | st.none()
+    )
+)
+def test_no_line_raises_anything_but_the_named_error(data):
+    with pytest.raises(TraceFormatError):
+        decode({"type": "Token", **data})
+
+
+def test_a_decompression_bomb_is_stopped_early(tmp_path):
+    path = written(tmp_path / "bomb", "x" * 3_000_000)
+    with pytest.raises(TraceFormatError, match="more than 1,000,000 bytes"):
+        Trace.load(path, max_bytes=1_000_000)
+    many = written(tmp_path / "lines", *[{"type": "Gap", "t_ns": 1, "dropped": 1}] * 1000)
+    with pytest.raises(TraceFormatError, match=re.escape("more than 10,000 bytes")):
+        Trace.load(many, max_bytes=10_000)
+    assert len(Trace.load(many)) == 1000
+
+
+def test_a_missing_file_is_the_usual_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        Trace.load(tmp_path / "nowhere")
