@@ -46,9 +46,7 @@ class Lab:
         """:meth:`submit`, then wait until the run has finished; raises its error if it failed."""
         return self.submit(prompt, **params).wait()
 
-    def _encode(
-        self, prompt: Prompt, system: str | None, raw: bool, request_id: str
-    ) -> tuple[str | None, list[int]]:
+    def _encode(self, prompt: Prompt, system: str | None, raw: bool, request_id: str) -> tuple[str | None, list[int]]:
         """The rendered text (``None`` for token ids) and the ids, each stage on the clock."""
         if not isinstance(prompt, str) and all(type(item) is int for item in prompt):
             if system is not None:

@@ -15,7 +15,7 @@ from llmlab.trace.recorder import Recorder
 MOCK = "mock"
 
 
-def open(  # noqa: A001 - llmlab.open is the name people type
+def open(
     model: str | Path = DEFAULT_MODEL,
     *,
     device: str = "auto",

@@ -58,9 +58,7 @@ def attend_decode(
     return torch.bmm(weights, values.flatten(0, 1)).view(kv, rows, group, -1)
 
 
-def attend_prefill(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, variant: Variant
-) -> torch.Tensor:
+def attend_prefill(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, variant: Variant) -> torch.Tensor:
     """The last ``n`` positions of one sequence: query ``(kv, group, n, dim)``, keys and values ``(kv, length, dim)``.
 
     Query ``i`` sits at position ``length - n + i``. Returns ``(kv, group, n, dim of values)``.
@@ -88,9 +86,7 @@ def _hide(scores: torch.Tensor, window: int) -> None:
     future = torch.ones(n, n, dtype=torch.bool, device=scores.device).triu_(1)
     scores[..., width - n :].masked_fill_(future, -torch.inf)
     if window:
-        ages = torch.arange(width - n, width, device=scores.device)[:, None] - torch.arange(
-            width, device=scores.device
-        )
+        ages = torch.arange(width - n, width, device=scores.device)[:, None] - torch.arange(width, device=scores.device)
         scores.masked_fill_(ages >= window, -torch.inf)
 
 

@@ -38,9 +38,7 @@ class _ShapeRecorder:
         self.shapes: dict[int, LayerShape] = {}
 
     def update(self, keys, values, layer_idx, *args, **kwargs):
-        self.shapes[layer_idx] = LayerShape(
-            keys.shape[1], keys.shape[-1], values.shape[-1], keys.device, keys.dtype
-        )
+        self.shapes[layer_idx] = LayerShape(keys.shape[1], keys.shape[-1], values.shape[-1], keys.device, keys.dtype)
         return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -75,14 +73,29 @@ def build_runner(
     if optimize:
         speed_up(loaded.model)
     try:
-        self_check(loaded, reference, block_size)
+        use_varlen = passing_backend(loaded, reference, block_size)
     except UnsupportedModel:
         if not optimize or reload is None:
             raise
         return build_runner(reload(), block_size=block_size, num_blocks=num_blocks, optimize=False)
     if num_blocks is None:
         num_blocks = default_num_blocks(reference.shapes, block_size, loaded.max_model_len)
-    return ModelRunner(loaded, KVPool(reference.shapes, num_blocks, block_size))
+    return ModelRunner(loaded, KVPool(reference.shapes, num_blocks, block_size), use_varlen)
+
+
+def passing_backend(loaded: LoadedModel, reference: Reference, block_size: int) -> bool:
+    """Whether to use the variable-length kernel: on CUDA, where the self-check passes with it.
+
+    Raises ``UnsupportedModel`` when the check fails on gathered blocks too.
+    """
+    if loaded.device.type == "cuda":
+        try:
+            self_check(loaded, reference, block_size, use_varlen=True)
+            return True
+        except (UnsupportedModel, ImportError, RuntimeError, TypeError, ValueError):
+            pass  # this build or card lacks the kernel for these shapes: gathered blocks work everywhere
+    self_check(loaded, reference, block_size)
+    return False
 
 
 def _check_sizes(block_size: int, num_blocks: int | None) -> None:
@@ -142,14 +155,14 @@ def record_reference(loaded: LoadedModel) -> Reference:
     return Reference(logits, [recorder.shapes[i] for i in range(layers)])
 
 
-def self_check(loaded: LoadedModel, reference: Reference, block_size: int) -> None:
+def self_check(loaded: LoadedModel, reference: Reference, block_size: int, use_varlen: bool = False) -> None:
     """Run a prompt through scattered blocks in two chunks and compare with the plain forward pass.
 
     Also counts attention calls, because some model families silently ignore a registered attention function.
     """
     seam.install(loaded.model)
     num_blocks = -(-CHECK_LENGTH // block_size)
-    runner = ModelRunner(loaded, KVPool(reference.shapes, num_blocks, block_size))
+    runner = ModelRunner(loaded, KVPool(reference.shapes, num_blocks, block_size), use_varlen)
     request = Request("check", _check_tokens(loaded.model), SamplingParams(), seed=0, max_tokens=1)
     request.block_table = list(reversed(range(num_blocks)))
     logits, calls = [], 0

@@ -74,8 +74,8 @@ def draw(probs: Tensor, u: float) -> int:
 
     ``probs`` need not sum to 1: ``u`` is scaled by the sum, so rounding cannot leave a gap at the end.
     """
-    # Summed in order, as a CPU does it, the mass does not rise at a token of probability 0, so the first place
-    # that exceeds the target is not one; there is such a place because u is less than 1.
+    # Summed in order, as a CPU does it, the mass does not rise at a token of probability 0, so the
+    # first place that exceeds the target is not one; there is such a place because u is less than 1.
     mass = probs.double().cpu().cumsum(dim=0)
     return int(torch.searchsorted(mass, u * mass[-1], right=True))
 
@@ -117,8 +117,8 @@ def _nucleus(logits: Tensor, weights: Tensor, kept: Tensor | None, top_p: float)
     """The fewest of the kept tokens, likeliest first, whose share of the kept mass is at least ``top_p``."""
     if kept is None:
         total = weights.sum(dtype=torch.float64)
-        # Tokens below this floor have less than 1 - top_p of the mass all together, so none of them is needed,
-        # and few are left to sort.
+        # Tokens below this floor have less than 1 - top_p of the mass all together, so none of them is
+        # needed, and few are left to sort.
         floor = (1.0 - top_p) * total / len(weights)
         kept = (weights >= floor).nonzero().squeeze(-1)
         kept = kept[logits[kept].sort(descending=True, stable=True).indices]

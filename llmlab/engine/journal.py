@@ -20,14 +20,10 @@ class Journal:
         self.recorder = Recorder(enabled=False) if recorder is None else recorder
         self.step = 0
 
-    def decision(
-        self, request_id: str, action: str, reason: str, num_tokens: int = 0, by: str | None = None
-    ) -> None:
+    def decision(self, request_id: str, action: str, reason: str, num_tokens: int = 0, by: str | None = None) -> None:
         """Record why a request was treated as it was."""
         if self.recorder.enabled:
-            self.recorder.emit(
-                Decision(perf_counter_ns(), self.step, request_id, action, str(reason), num_tokens, by)
-            )
+            self.recorder.emit(Decision(perf_counter_ns(), self.step, request_id, action, str(reason), num_tokens, by))
 
     def block(
         self,

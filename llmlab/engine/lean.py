@@ -31,8 +31,7 @@ class LeanLayer:
         self.qkv, self.output = attention.q_proj.shared.linear, attention.o_proj
         self.gate_up, self.down, self.activation = mlp.gate_proj.shared.linear, mlp.down_proj, mlp.act_fn
         self.norms = [
-            (norm.weight, norm.variance_epsilon)
-            for norm in (layer.input_layernorm, layer.post_attention_layernorm)
+            (norm.weight, norm.variance_epsilon) for norm in (layer.input_layernorm, layer.post_attention_layernorm)
         ]
         window = getattr(attention, "sliding_window", None) or 0
         self.variant = Variant(scale=attention.scaling, window=window)
@@ -40,9 +39,7 @@ class LeanLayer:
     def __call__(self, hidden_states, *args, position_embeddings=None, cache=None, **kwargs):
         """``(1, tokens, width)`` in and out."""
         if not isinstance(cache, StepView):
-            return self.original(
-                hidden_states, *args, position_embeddings=position_embeddings, cache=cache, **kwargs
-            )
+            return self.original(hidden_states, *args, position_embeddings=position_embeddings, cache=cache, **kwargs)
         hidden = hidden_states[0]
         hidden = hidden + self._attention(self._norm(hidden, 0), cache, cache.rotary(position_embeddings))
         gate, up = self.gate_up(self._norm(hidden, 1)).chunk(2, dim=-1)
@@ -72,6 +69,4 @@ def make_lean(model: nn.Module) -> int:
 
 
 def _is_fused(layer: nn.Module) -> bool:
-    return isinstance(layer.self_attn.q_proj, ProjectionPart) and isinstance(
-        layer.mlp.gate_proj, ProjectionPart
-    )
+    return isinstance(layer.self_attn.q_proj, ProjectionPart) and isinstance(layer.mlp.gate_proj, ProjectionPart)

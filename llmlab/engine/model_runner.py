@@ -29,8 +29,8 @@ class Batch:
 class ModelRunner:
     """A :class:`~llmlab.engine.runner.Runner` over a loaded model and its K/V pool."""
 
-    def __init__(self, loaded: LoadedModel, pool: KVPool) -> None:
-        self.pool = pool
+    def __init__(self, loaded: LoadedModel, pool: KVPool, use_varlen: bool = False) -> None:
+        self.pool, self.use_varlen = pool, use_varlen
         self.model, self.device, self.dtype = loaded.name, str(loaded.device), str(loaded.dtype).split(".")[-1]
         self._model = loaded.model
         self._input_device = loaded.model.get_input_embeddings().weight.device
@@ -105,7 +105,7 @@ class ModelRunner:
             PrefillRow(start, row.num_tokens, row.end, torch.tensor(row.request.block_table))
             for row, start in zip(prefills, starts, strict=False)
         ]
-        return StepView(self.pool, slots, torch.from_numpy(blocks), lengths, rows)
+        return StepView(self.pool, slots, torch.from_numpy(blocks), lengths, rows, self.use_varlen)
 
     @torch.inference_mode()
     def forward(self, batches: list[Batch]) -> torch.Tensor:
@@ -117,6 +117,6 @@ class ModelRunner:
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     def _forward(self, batch: Batch) -> torch.Tensor:
-        return seam.call(
-            self._model, self._argument, batch.input_ids, batch.positions, batch.view, batch.keep
-        )
+        keep = batch.keep if len(batch.keep) else batch.keep.new_zeros(1)  # not every kernel takes no rows
+        logits = seam.call(self._model, self._argument, batch.input_ids, batch.positions, batch.view, keep)
+        return logits[: len(batch.keep)]

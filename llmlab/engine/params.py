@@ -144,10 +144,7 @@ class SamplingParams:
     def needs_adjustment(self) -> bool:
         """Whether penalties or biases change the logits (``min_tokens`` is separate: it ends)."""
         return bool(
-            self.repetition_penalty != 1.0
-            or self.presence_penalty
-            or self.frequency_penalty
-            or self.logit_bias
+            self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty or self.logit_bias
         )
 
     def check_vocab(self, vocab_size: int) -> None:
@@ -162,9 +159,7 @@ class SamplingParams:
 
 def _wrong(name: str, value: Any, expected: str) -> InvalidParameter:
     shown = repr(value)
-    return InvalidParameter(
-        f"{name}={shown if len(shown) <= 80 else shown[:77] + '...'}; it must be {expected}"
-    )
+    return InvalidParameter(f"{name}={shown if len(shown) <= 80 else shown[:77] + '...'}; it must be {expected}")
 
 
 def _integer(name: str, value: Any, low: int, high: int | None, alternative: str = "") -> int:
@@ -196,9 +191,7 @@ def _stop_strings(value: Any) -> tuple[str, ...]:
         raise InvalidParameter(f"stop has {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed")
     for string in strings:
         if not 1 <= len(string) <= MAX_STOP_LENGTH:
-            raise InvalidParameter(
-                f"a stop string has {len(string)} characters; it must have 1 to {MAX_STOP_LENGTH}"
-            )
+            raise InvalidParameter(f"a stop string has {len(string)} characters; it must have 1 to {MAX_STOP_LENGTH}")
     return tuple(strings)
 
 

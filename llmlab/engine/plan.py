@@ -22,6 +22,7 @@ class Reason(StrEnum):
     NO_SLOT = "every slot of the batch is taken"
     NO_BLOCKS = "not enough free blocks"
     BEHIND = "behind an earlier request"
+    SHARES_PROMPT = "the prompt it shares is still being computed"
     STATIC_BATCH = "the static batch has not finished"
     JUST_PREEMPTED = "a request was preempted in this step"
     OUT_OF_BLOCKS = "its blocks were needed by an earlier request"

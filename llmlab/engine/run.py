@@ -106,8 +106,7 @@ class Run:
         if not ended:
             return {}
         return ended[0] | {
-            key: sum(usage[key] for usage in ended)
-            for key in ("output_tokens", "recomputed_tokens", "preemptions")
+            key: sum(usage[key] for usage in ended) for key in ("output_tokens", "recomputed_tokens", "preemptions")
         }
 
     @property

@@ -108,12 +108,7 @@ def _on_cpu(indices: list[int], *batches: Tensor) -> list[Sequence[Tensor]]:
 def _is_plain(row: SampleInput) -> bool:
     """Whether the largest raw logit is all there is to find."""
     params = row.params
-    return (
-        params.greedy
-        and not params.needs_adjustment
-        and not params.logprobs
-        and row.num_output >= params.min_tokens
-    )
+    return params.greedy and not params.needs_adjustment and not params.logprobs and row.num_output >= params.min_tokens
 
 
 def _sample_row(logits: Tensor, logprobs: Tensor, row: SampleInput) -> Sampled:

@@ -77,6 +77,8 @@ class Scheduler:
         insort(self.waiting, request, key=attrgetter("order"))
         if self.waiting[0] is not request:
             self._wait(request, Reason.BEHIND)
+        for child in request.children:
+            self._wait(child, Reason.SHARES_PROMPT)
 
     # -- one step -------------------------------------------------------------------------------------------
 

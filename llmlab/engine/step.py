@@ -98,9 +98,7 @@ class StepExecutor:
         self.engine.sequence(request).run.prompt_logprobs = request.prompt_logprobs
         if self.recorder.enabled:
             values, top = zip(*scored, strict=True)
-            self.recorder.emit(
-                PromptLogprobs(perf_counter_ns(), self.journal.step, request.id, first, values, top)
-            )
+            self.recorder.emit(PromptLogprobs(perf_counter_ns(), self.journal.step, request.id, first, values, top))
 
     # -- detokenize and emit --------------------------------------------------------------------------------
 
@@ -136,9 +134,7 @@ class StepExecutor:
         """Record text that became safe to show."""
         if text and self.recorder.enabled:
             request = sequence.request
-            self.recorder.emit(
-                TextEmitted(perf_counter_ns(), self.journal.step, request.id, text, request.num_output)
-            )
+            self.recorder.emit(TextEmitted(perf_counter_ns(), self.journal.step, request.id, text, request.num_output))
 
     def _record_step(self, plan: StepPlan, marks: list[int], counts: tuple[int, int, int, int, int]) -> None:
         rows = tuple(

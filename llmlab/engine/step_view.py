@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from llmlab.engine import varlen
 from llmlab.engine.attention import Variant, attend_decode, attend_prefill, decode_mask
 from llmlab.engine.kv_pool import KVPool
+from llmlab.engine.varlen import VarlenTables, attend_varlen
 
 KWARG = "llmlab_view"
 
@@ -39,9 +41,11 @@ class StepView:
     decode_blocks: torch.Tensor
     decode_lengths: torch.Tensor
     prefills: list[PrefillRow]
+    use_varlen: bool = False
     attention_calls: int = 0
     _placed: dict[torch.device, tuple] = field(default_factory=dict)
     _masks: dict[tuple, torch.Tensor] = field(default_factory=dict)
+    _varlen_tables: dict[torch.device, VarlenTables] = field(default_factory=dict)
     _rotary: tuple[torch.Tensor, torch.Tensor] | None = None
 
     # -- the cache protocol of transformers -------------------------------------------------------------------
@@ -93,6 +97,8 @@ class StepView:
         Returns ``(tokens, heads, dim of values)``.
         """
         self.attention_calls += 1
+        if self.use_varlen and varlen.supports(variant, query.dtype):
+            return self._varlen(layer, query, variant)
         grouped = query.unflatten(0, (keys.shape[0], -1))
         num_decodes = len(self.decode_lengths)
         if not self.prefills:
@@ -105,6 +111,13 @@ class StepView:
             past_and_new = self._keys_of(layer, row, keys[:, span], values[:, span])
             output[span] = attend_prefill(grouped[:, :, span], *past_and_new, variant).permute(2, 0, 1, 3)
         return output.flatten(1, 2)
+
+    def _varlen(self, layer: int, query: torch.Tensor, variant: Variant) -> torch.Tensor:
+        if query.device not in self._varlen_tables:
+            self._varlen_tables[query.device] = VarlenTables.of(self, query.device)
+        keys, values = self.pool.keys[layer], self.pool.values[layer]
+        tables = self._varlen_tables[query.device]
+        return attend_varlen(query.transpose(0, 1), keys, values, tables, variant)
 
     def _decode(self, layer: int, query: torch.Tensor, variant: Variant) -> torch.Tensor:
         _, blocks, lengths = self._on(query.device)

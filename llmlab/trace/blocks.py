@@ -108,9 +108,7 @@ def block_map(index: Index, step: int) -> pd.DataFrame:
         {
             "block_id": ids,
             "state": objects([s.name if s else untouched for s in states]),
-            "ref_count": integers(
-                [s.ref_count if s else (0 if untouched == "free" else None) for s in states]
-            ),
+            "ref_count": integers([s.ref_count if s else (0 if untouched == "free" else None) for s in states]),
             "owners": objects([tuple(s.owners) if s else () for s in states]),
             "hash": objects([s.hash if s else "" for s in states]),
         },

@@ -207,13 +207,13 @@ class _History:
                 yield f"usage says {finished.usage[name]} {name}, the events {value}"
 
     def _totals(self, finished: RequestFinished) -> Iterator[str]:
-        """Every position but the last token's was computed or served, and again only after a preemption."""
+        """Every position but the last was computed or served, and again only after a preemption."""
         scheduled = sum(row.num_tokens for _, row in self.rows)
         length, served = self.num_prompt + len(self.tokens), self._num_served()
         if finished.step in self.marks and scheduled != length - 1 - served + self.num_recomputed:
             yield (
-                f"{scheduled} tokens were scheduled, not prompt {self.num_prompt} + output {len(self.tokens)} "
-                f"- 1 - {served} served from blocks of others + {self.num_recomputed} recomputed"
+                f"{scheduled} tokens were scheduled, not prompt {self.num_prompt} + output "
+                f"{len(self.tokens)} - 1 - {served} served from blocks of others + {self.num_recomputed} recomputed"
             )
 
     def _num_served(self) -> int:

@@ -192,7 +192,7 @@ class TextEmitted:
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
-    """The last event of a request. ``usage`` counts tokens: prompt, cached (of the prompt), output, preempted."""
+    """The last event of a request. ``usage`` is ``Request.usage()``: token counts by kind."""
 
     t_ns: int
     step: int
@@ -204,7 +204,10 @@ class RequestFinished:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """``dropped`` events before this one were lost because the ring was full."""
+    """``dropped`` events before this one were lost because the ring was full.
+
+    0 means that recording was paused, so their number is not known.
+    """
 
     t_ns: int
     dropped: int

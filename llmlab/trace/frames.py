@@ -19,12 +19,8 @@ COUNT_COLUMNS = ("waiting", "running", "free", "cached", "used")
 def steps(index: Index) -> pd.DataFrame:
     """One row per engine step; batch sizes count all requests of the step."""
     marks = index.marks
-    counts = {
-        name: np.array([getattr(s, name) for s in index.steps], dtype=np.int64) for name in COUNT_COLUMNS
-    }
-    prefill = np.array(
-        [sum(r.num_tokens for r in s.rows if r.is_prefill) for s in index.steps], dtype=np.int64
-    )
+    counts = {name: np.array([getattr(s, name) for s in index.steps], dtype=np.int64) for name in COUNT_COLUMNS}
+    prefill = np.array([sum(r.num_tokens for r in s.rows if r.is_prefill) for s in index.steps], dtype=np.int64)
     total = np.array([sum(r.num_tokens for r in s.rows) for s in index.steps], dtype=np.int64)
     return table(
         "steps",

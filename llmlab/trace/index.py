@@ -76,8 +76,7 @@ class Index:
     def marks(self) -> np.ndarray:
         """``(steps, 7)`` nanoseconds: the beginnings of the six phases, then the end."""
         marks = [
-            (s.t_ns, s.build_ns, s.forward_ns, s.sample_ns, s.detokenize_ns, s.emit_ns, s.end_ns)
-            for s in self.steps
+            (s.t_ns, s.build_ns, s.forward_ns, s.sample_ns, s.detokenize_ns, s.emit_ns, s.end_ns) for s in self.steps
         ]
         return np.array(marks, dtype=np.int64).reshape(-1, 7)
 

@@ -59,9 +59,7 @@ def _spans(spans: pd.DataFrame, tracks: dict[str, int]) -> Iterator[TraceEvent]:
     steps = spans.step.fillna(-1).to_numpy(dtype=np.int64).tolist()
     columns = (spans.span_id, spans.request_id, steps, spans.name, start.tolist(), end.tolist(), spans.depth)
     for span_id, request_id, step, name, begin, until, depth in zip(*columns, strict=True):
-        place = (
-            {"pid": REQUESTS, "tid": tracks[request_id]} if request_id else {"pid": ENGINE, "tid": STEP_TRACK}
-        )
+        place = {"pid": REQUESTS, "tid": tracks[request_id]} if request_id else {"pid": ENGINE, "tid": STEP_TRACK}
         event = {**place, "cat": "llmlab", "name": name, "ts": begin / 1e3}
         if step >= 0:
             event["args"] = {"step": step}

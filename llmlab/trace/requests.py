@@ -143,9 +143,7 @@ def _seconds(index: Index, times: list[int | None]) -> np.ndarray:
 
 
 def _ms(pairs: list[tuple[int | None, int | None]]) -> np.ndarray:
-    return np.array(
-        [np.nan if None in pair else (pair[1] - pair[0]) / 1e6 for pair in pairs], dtype=np.float64
-    )
+    return np.array([np.nan if None in pair else (pair[1] - pair[0]) / 1e6 for pair in pairs], dtype=np.float64)
 
 
 def _statuses(index: Index) -> list[str]:

@@ -29,9 +29,7 @@ class _Verdicts:
         return _Verdicts(*(getattr(self, f.name)[places] for f in fields(self)))
 
     def __add__(self, other: _Verdicts) -> _Verdicts:
-        return _Verdicts(
-            *(np.concatenate([getattr(self, f.name), getattr(other, f.name)]) for f in fields(self))
-        )
+        return _Verdicts(*(np.concatenate([getattr(self, f.name), getattr(other, f.name)]) for f in fields(self)))
 
 
 def schedule(index: Index) -> pd.DataFrame:
@@ -84,9 +82,7 @@ def _held(index: Index, decided: _Verdicts) -> _Verdicts:
     until = np.append(decided.step[order][1:], 0)[: len(order)]
     until[last] = np.iinfo(np.int64).max
     ends = {index.code[i]: f.step for i, f in index.finished.items()}
-    finished = np.array(
-        [ends.get(r, np.iinfo(np.int64).max) for r in decided.request[order].tolist()], np.int64
-    )
+    finished = np.array([ends.get(r, np.iinfo(np.int64).max) for r in decided.request[order].tolist()], np.int64)
     holding = np.isin(decided.action[order], HOLDING)
     source = decided.take(order[holding])
     first = np.searchsorted(index.step_numbers, source.step, side="right")

@@ -200,9 +200,7 @@ def _add_residences(built: _Table, index: Index, lives: list[_Life], roots: np.n
     _add_steps(built, index, request, step, low, high, roots)
     following = np.append(index.marks[1:, 0], 0)[step]
     until = np.where(is_last, end, np.minimum(following, end))
-    name = np.where(
-        _is_hole(index, request, step, is_last), built.name("not recorded"), built.name("between steps")
-    )
+    name = np.where(_is_hole(index, request, step, is_last), built.name("not recorded"), built.name("between steps"))
     keep = until > high
     request = request[keep]
     built.add(request, NO_STEP, name[keep], high[keep], until[keep], parent=roots[request], depth=1)
@@ -237,9 +235,7 @@ def _add_steps(
         start = np.maximum(index.marks[step, i], low)
         end = np.minimum(index.marks[step, i + 1], high)
         has = took_part & (end > start)
-        built.add(
-            request[has], numbers[has], built.name(phase), start[has], end[has], parent=nodes[has], depth=2
-        )
+        built.add(request[has], numbers[has], built.name(phase), start[has], end[has], parent=nodes[has], depth=2)
 
 
 def _roles(index: Index, request: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

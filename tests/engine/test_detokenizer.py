@@ -107,11 +107,13 @@ def test_any_token_ids_join_to_the_whole_decode(kind, data):
     assert "".join(pieces_of(Detokenizer(tokenizer), ids)) == whole(tokenizer, ids)
 
 
-@given(st.lists(SAMPLES, max_size=8))
+@given(st.lists(SAMPLES, max_size=8), st.lists(st.integers(0, 100), max_size=6))
 @settings(max_examples=300, deadline=None)
-def test_byte_fallback_joins_to_the_whole_decode_when_the_bytes_are_text(samples):
+def test_byte_fallback_joins_to_the_whole_decode_when_the_bytes_are_text(samples, specials):
     tokenizer = KINDS["metaspace_bpe"]
     ids = [byte + 1 for sample in samples for byte in sample]
+    for place in specials:
+        ids[place:place] = [tokenizer.eos_token_id] * 4
     assert "".join(pieces_of(Detokenizer(tokenizer), ids)) == whole(tokenizer, ids)
 
 
@@ -121,6 +123,14 @@ def test_malformed_byte_fallback_loses_no_ordinary_token(ids):
     tokenizer = KINDS["metaspace_bpe"]
     shown = "".join(pieces_of(Detokenizer(tokenizer), ids))
     assert [c for c in shown if c.isascii()] == [c for c in whole(tokenizer, ids) if c.isascii()]
+
+
+def test_malformed_byte_fallback_is_shown_as_soon_as_other_text_follows():
+    tokenizer = KINDS["metaspace_bpe"]
+    detokenizer = Detokenizer(tokenizer)
+    byte_ids = [byte + 1 for byte in "\u4f60".encode() + b"\xff"]
+    a = tokenizer.convert_tokens_to_ids("a")
+    assert [detokenizer.push(i) for i in [*byte_ids, a]] == ["", "", "\u4f60", "", "\ufffda"]
 
 
 @given(
@@ -188,6 +198,12 @@ def test_prompt_and_output_join_to_the_whole_decode(kind, prompt, output):
 def test_prompt_that_ends_inside_a_character_gives_no_context():
     detokenizer = Detokenizer(BYTES, list("\u4f60".encode())[:2])
     assert "".join(pieces_of(detokenizer, [0xA0, 97])) == "\ufffda"
+
+
+def test_prompt_of_byte_tokens_is_continued_at_a_whole_character():
+    tokenizer = KINDS["metaspace_bpe"]
+    prompt, ids = ([byte + 1 for byte in text.encode()] for text in ("\u4f60" * 4, "\u597d"))
+    assert pieces_of(Detokenizer(tokenizer, prompt), ids) == ["", "", "\u597d", ""]
 
 
 def test_prompt_text_is_not_emitted_and_not_searched_for_stops():
@@ -302,9 +318,7 @@ def test_only_what_may_become_a_stop_string_is_held_back(text, stops):
             return
         held = text[len(detokenizer.text) : i]
         assert held == "" or any(stop.startswith(held) for stop in stops)
-        assert not any(
-            text[j:i] == s[: i - j] for s in stops for j in range(len(detokenizer.text)) if i - j < len(s)
-        )
+        assert not any(text[j:i] == s[: i - j] for s in stops for j in range(len(detokenizer.text)) if i - j < len(s))
 
 
 def test_stop_string_across_tokens_is_held_then_cut():

@@ -103,9 +103,7 @@ def test_tokens_follow_the_distribution(params):
     drawn = tokens(logits.expand(8000, 6), [row(params, position=i) for i in range(8000)])
     assert set(drawn) == set(by_weight)
     counts = [drawn.count(i) for i in by_weight]
-    assert (
-        chi_square(counts, [weights[i] / total for i in by_weight]) < 20.5
-    )  # one in a thousand at 5 degrees
+    assert chi_square(counts, [weights[i] / total for i in by_weight]) < 20.5  # one in a thousand at 5 degrees
 
 
 # The same tokens in any company
@@ -121,9 +119,7 @@ def mixed_rows(size: int) -> list[SampleInput]:
         SamplingParams(frequency_penalty=0.5, min_tokens=4, logprobs=1),
     ]
     return [
-        row(
-            kinds[i % len(kinds)], seed=i // 2, sample=i % 2, position=10 + i, output_ids=(i, i), num_output=2
-        )
+        row(kinds[i % len(kinds)], seed=i // 2, sample=i % 2, position=10 + i, output_ids=(i, i), num_output=2)
         for i in range(size)
     ]
 
@@ -142,10 +138,7 @@ def test_unseeded_neighbour_changes_nothing():
     logits = random_logits(1, VOCAB).expand(2, VOCAB)
     params = SamplingParams(temperature=1.0)
     for neighbour in range(20):
-        assert (
-            tokens(logits, [row(params, seed=neighbour), row(params)])[1]
-            == tokens(logits[:1], [row(params)])[0]
-        )
+        assert tokens(logits, [row(params, seed=neighbour), row(params)])[1] == tokens(logits[:1], [row(params)])[0]
 
 
 def test_seed_sample_and_position_each_change_the_draw():
@@ -374,9 +367,7 @@ def test_logprobs_of_the_whole_vocabulary_sum_to_one():
 
 
 def test_no_alternatives_are_reported_unless_asked_for():
-    none, zero, three = sample(
-        random_logits(3, VOCAB), [row(SamplingParams(logprobs=k)) for k in (None, 0, 3)]
-    )
+    none, zero, three = sample(random_logits(3, VOCAB), [row(SamplingParams(logprobs=k)) for k in (None, 0, 3)])
     assert [len(s.top) for s in (none, zero, three)] == [0, 0, 3]
 
 

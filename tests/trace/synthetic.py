@@ -118,8 +118,7 @@ class SyntheticEngine:
         for request in sampling:
             self._emit(request)
         rows = tuple(
-            StepRow(r.request.id, r.start, r.num_tokens, r.num_cached, r.is_prefill, r.samples)
-            for r in plan.rows
+            StepRow(r.request.id, r.start, r.num_tokens, r.num_cached, r.is_prefill, r.samples) for r in plan.rows
         )
         self.recorder.emit(Step(*marks, perf_counter_ns(), plan.step, rows, *counts))
         self.journal.step += 1
@@ -127,16 +126,12 @@ class SyntheticEngine:
     def _choose(self, request: Request) -> None:
         token = self.random.randrange(1000)
         self.recorder.emit(
-            Token(
-                perf_counter_ns(), self.journal.step, request.id, len(request.tokens), token, -1.5, "target"
-            )
+            Token(perf_counter_ns(), self.journal.step, request.id, len(request.tokens), token, -1.5, "target")
         )
         request.tokens.append(token)
 
     def _emit(self, request: Request) -> None:
-        self.recorder.emit(
-            TextEmitted(perf_counter_ns(), self.journal.step, request.id, "x", request.num_output)
-        )
+        self.recorder.emit(TextEmitted(perf_counter_ns(), self.journal.step, request.id, "x", request.num_output))
         if request.num_output >= request.max_tokens:
             self.end(request.id, StopReason.LENGTH)
 
@@ -146,9 +141,7 @@ class SyntheticEngine:
         for child in request.children:
             self.end(child.id, reason)
         self.recorder.emit(
-            RequestFinished(
-                perf_counter_ns(), self.journal.step, request.id, str(reason), None, request.usage()
-            )
+            RequestFinished(perf_counter_ns(), self.journal.step, request.id, str(reason), None, request.usage())
         )
 
     def run(self) -> list[Event]:
@@ -189,9 +182,7 @@ def clockwork() -> list[Event]:
     def decision(at: float, number: int, who: str, action: str, reason: str, n: int = 0, by=None) -> Decision:
         return Decision(int(at * MS), number, who, action, reason, n, by)
 
-    def block(
-        at: float, number: int, block_id: int, action: str, who: str, index: int, ref: int
-    ) -> BlockEvent:
+    def block(at: float, number: int, block_id: int, action: str, who: str, index: int, ref: int) -> BlockEvent:
         return BlockEvent(int(at * MS), number, block_id, action, who, index, ref, "")
 
     usage = {"prompt_tokens": 5, "cached_tokens": 0, "output_tokens": 2, "recomputed_tokens": 0}

@@ -9,7 +9,18 @@ from hypothesis import HealthCheck, given, settings
 from synthetic import story, traces
 
 from llmlab.trace import Trace
-from llmlab.trace.events import BlockEvent, Event, Gap, RequestFinished, Step, TextEmitted, Token
+from llmlab.trace.events import (
+    BlockEvent,
+    Decision,
+    Event,
+    Gap,
+    RequestFinished,
+    RequestSubmitted,
+    Step,
+    StepRow,
+    TextEmitted,
+    Token,
+)
 
 
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
@@ -84,3 +95,23 @@ def test_the_total_of_scheduled_tokens_is_checked():
     last = max(i for i, e in enumerate(events) if isinstance(e, Step))
     events[last] = replace(events[last], rows=())
     assert any("tokens were scheduled" in violation for violation in Trace(events).check())
+
+
+def test_a_resumption_may_hit_more_than_the_request_had_computed():
+    usage = {"prompt_tokens": 9, "cached_tokens": 0, "output_tokens": 1, "recomputed_tokens": 0}
+
+    def step(number: int, *rows: StepRow) -> Step:
+        return Step(*range(number * 10, number * 10 + 7), number, rows, 0, 1, 0, 0, 3)
+
+    events = [
+        RequestSubmitted(0, "r0", None, 0, None, tuple(range(9)), {}),
+        step(0, StepRow("r0", 0, 2, 0, True, False)),
+        Decision(10, 1, "r0", "preempted", "blocks", 0, "r1"),
+        step(1),
+        Token(24, 2, "r0", 9, 5, -1.0, "target"),
+        RequestFinished(25, 2, "r0", "length", None, usage),
+        step(2, StepRow("r0", 4, 5, 4, True, True)),
+    ]
+    assert Trace(events).check() == []
+    wrong = step(2, StepRow("r0", 2, 7, 4, True, True))
+    assert "it should go on from 4" in Trace([*events[:-1], wrong]).check()[0]

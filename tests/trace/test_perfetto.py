@@ -17,11 +17,7 @@ def of_kind(trace: dict, ph: str) -> list[dict]:
 
 
 def track_names(trace: dict, pid: int) -> dict[int, str]:
-    return {
-        e["tid"]: e["args"]["name"]
-        for e in of_kind(trace, "M")
-        if e["pid"] == pid and e["name"] == "thread_name"
-    }
+    return {e["tid"]: e["args"]["name"] for e in of_kind(trace, "M") if e["pid"] == pid and e["name"] == "thread_name"}
 
 
 def assert_strictly_nested(trace: dict) -> None:

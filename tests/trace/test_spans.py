@@ -84,9 +84,7 @@ def test_a_root_is_the_end_to_end_time_and_its_stages_before(events):
     trace = Trace(events)
     roots = trace.spans[trace.spans.name == "request"].set_index("request_id")
     for r in trace.requests.itertuples():
-        before = sum(
-            e.end_ns - e.t_ns for e in events if isinstance(e, Span) and e.request_id == r.request_id
-        )
+        before = sum(e.end_ns - e.t_ns for e in events if isinstance(e, Span) and e.request_id == r.request_id)
         leaves = trace.leaves(r.request_id)
         inside = leaves[leaves.start_s >= r.submitted_s]
         assert roots.start_s[r.request_id] <= r.submitted_s
@@ -141,9 +139,7 @@ def test_a_step_that_was_not_recorded_is_not_called_idle_time():
 
 
 def test_a_request_submitted_while_a_step_runs_is_clipped_to_its_submission():
-    events = [
-        dataclasses.replace(e, t_ns=5 * MS) if isinstance(e, RequestSubmitted) else e for e in clockwork()
-    ]
+    events = [dataclasses.replace(e, t_ns=5 * MS) if isinstance(e, RequestSubmitted) else e for e in clockwork()]
     trace = Trace(events)
     assert tree(trace, "r0", 1)[0] == ("prefill", 5.0)
     assert trace.requests.queue_ms.iloc[0] == 0.0

@@ -169,11 +169,7 @@ def test_a_line_that_is_no_event_is_refused_with_its_number(tmp_path, line, mess
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(
-    st.dictionaries(
-        st.sampled_from(["type", "t_ns", "rows", "top", "logprob", "params"]), st.text() | st.none()
-    )
-)
+@given(st.dictionaries(st.sampled_from(["type", "t_ns", "rows", "top", "logprob", "params"]), st.text() | st.none()))
 def test_no_line_raises_anything_but_the_named_error(data):
     with pytest.raises(TraceFormatError):
         decode({"type": "Token", **data})

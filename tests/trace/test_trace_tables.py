@@ -189,9 +189,7 @@ def test_a_trace_without_its_beginning_still_shows_what_is_known():
 def test_untrusted_text_stays_text():
     submitted = RequestSubmitted(1, "r\ud800", None, 0, "\ud83d <script>", (1,), {})
     token = Token(2, 0, "r\ud800", 1, 5, -0.1, "target")
-    trace = Trace(
-        [submitted, token, Step(*range(7), 0, (StepRow("r\ud800", 0, 1, 0, True, True),), 0, 1, 0, 0, 1)]
-    )
+    trace = Trace([submitted, token, Step(*range(7), 0, (StepRow("r\ud800", 0, 1, 0, True, True),), 0, 1, 0, 0, 1)])
     assert trace.requests.prompt.tolist() == ["\ud83d <script>"]
     assert trace.tokens.request_id.unique().tolist() == ["r\ud800"]
 
