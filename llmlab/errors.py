@@ -49,3 +49,7 @@ class TraceFormatError(LabError, ValueError):
 
 class UnknownRequest(LabError, LookupError):
     """The trace holds no request of this id."""
+
+
+class BenchError(LabError, RuntimeError):
+    """A contender of the benchmark could not start, failed a job, or died."""

@@ -107,7 +107,7 @@ class Detokenizer:
     def _decode_new(self) -> str:
         """Text that the newest token made certain, and a shorter window when it has grown."""
         text = self._decode(self._window)
-        if text.endswith(REPLACEMENT) and self._adds_nothing(text):
+        if self._adds_nothing(text):
             self._window.pop()
             return ""
         if not text.startswith(self._shown):
@@ -124,7 +124,13 @@ class Detokenizer:
         return fresh
 
     def _adds_nothing(self, text: str) -> bool:
-        """Whether the newest token is invisible: a special token, even in the middle of a character."""
+        """Whether the newest token is invisible: a special token, even in the middle of a character.
+
+        It must not push what has text out of the window. Where there is no text yet, a token that looks empty may
+        be the space that a decoder removes from the start of a text, so it stays.
+        """
+        if not text or not (text == self._shown or text.endswith(REPLACEMENT)):
+            return False
         return not self._decode(self._window[-1:]) and self._decode(self._window[:-1]) == text
 
     def _stable_length(self, text: str) -> int:

@@ -72,12 +72,12 @@ def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
 def draw(probs: Tensor, u: float) -> int:
     """The token at ``u`` (in [0, 1)) of the cumulated ``probs`` ``(V,)``; never one of probability 0.
 
-    ``probs`` need not sum to 1: ``u`` is scaled by the sum, so rounding cannot leave a gap at the end.
+    ``probs`` need not sum to 1, only to more than 0: ``u`` is a share of the sum, so rounding leaves no gap at the end.
     """
-    # Summed in order, as a CPU does it, the mass does not rise at a token of probability 0, so the
-    # first place that exceeds the target is not one; there is such a place because u is less than 1.
+    # Summed in order, as a CPU does it, the mass does not rise at a token of probability 0, so the first place that
+    # exceeds u is not one; there is such a place because the last mass divided by itself is exactly 1.
     mass = probs.double().cpu().cumsum(dim=0)
-    return int(torch.searchsorted(mass, u * mass[-1], right=True))
+    return int(torch.searchsorted(mass.div_(mass[-1].clone()), u, right=True))
 
 
 def argmax(logits: Tensor) -> Tensor:

@@ -227,11 +227,12 @@ class Engine:
 
     def start(self) -> None:
         """Step on a background thread whenever there is work; does nothing when it already does."""
-        if self.is_running:
-            return
-        self._stopping = False
-        self._thread = threading.Thread(target=self._loop, name="llmlab-engine", daemon=True)
-        self._thread.start()
+        with self._step_lock:
+            if self.is_running:
+                return
+            self._stopping = False
+            self._thread = threading.Thread(target=self._loop, name="llmlab-engine", daemon=True)
+            self._thread.start()
 
     def stop(self) -> None:
         """Stop the thread after its current step. Open requests stay, to be stepped by hand or after a restart."""

@@ -33,7 +33,9 @@ class LeanLayer:
         self.norms = [
             (norm.weight, norm.variance_epsilon) for norm in (layer.input_layernorm, layer.post_attention_layernorm)
         ]
-        window = getattr(attention, "sliding_window", None) or 0
+        # Mistral reads its window from the config, and Qwen 2 decides it layer by layer
+        owner = attention.config if type(layer).__name__ == "MistralDecoderLayer" else attention
+        window = getattr(owner, "sliding_window", None) or 0
         self.variant = Variant(scale=attention.scaling, window=window)
 
     def __call__(self, hidden_states, *args, position_embeddings=None, cache=None, **kwargs):

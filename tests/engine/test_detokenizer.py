@@ -148,6 +148,15 @@ def test_special_tokens_inside_a_character_do_not_break_it():
     assert pieces_of(Detokenizer(BYTES), ids) == ["", "", "", "", "\u4f60", ""]
 
 
+@pytest.mark.parametrize("kind", ["metaspace_bpe", "metaspace_unigram"])
+def test_many_special_tokens_do_not_hide_that_a_space_follows(kind):
+    tokenizer = KINDS[kind]
+    a, w = tokenizer.convert_tokens_to_ids(["a", "\u2581w" if kind == "metaspace_bpe" else "\u2581world"])
+    ids = [a] + [0] * 40 + [w]
+    assert "".join(pieces_of(Detokenizer(tokenizer), ids)) == whole(tokenizer, ids)
+    assert " w" in whole(tokenizer, ids)
+
+
 def test_special_tokens_are_shown_when_asked_for():
     detokenizer = Detokenizer(BYTES, skip_special_tokens=False)
     assert "".join(pieces_of(detokenizer, [97, 257])) == BYTES.decode([97, 257], skip_special_tokens=False)

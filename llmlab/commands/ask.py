@@ -1,0 +1,94 @@
+"""``llmlab ask``: one prompt, its answer as it is generated, and where the time went."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmlab.commands.options import Device, Model, Threads
+from llmlab.commands.summary import as_object, as_rows
+from llmlab.commands.terminal import TextStream, stderr_console, two_columns
+from llmlab.engine.params import SamplingParams
+from llmlab.errors import LabError
+from llmlab.models.catalogue import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from llmlab.engine.run import Run
+
+FROM_STDIN = "-"
+
+
+def ask(
+    prompt: Annotated[str, typer.Argument(help="One user message; - reads it from standard input.")],
+    system: Annotated[str | None, typer.Option(help="System message put before the prompt.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most output tokens.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token every time.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens of this total.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    model: Model = DEFAULT_MODEL,
+    device: Device = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    threads: Threads = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Save the trace, e.g. to ask.trace.jsonl.gz.")
+    ] = None,
+) -> None:
+    """Ask a model. The answer streams to standard output; timings follow on standard error."""
+    import llmlab
+
+    sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    SamplingParams.from_kwargs(**sampling)  # a mistake shows before the model is loaded
+    _check_target(trace)
+    text = _read_stdin() if prompt == FROM_STDIN else _clean(prompt)
+    with llmlab.open(model, device=device, dtype=dtype, threads=threads) as lab:
+        with lab.submit(text, system=system and _clean(system), **sampling) as run:
+            _stream(run, silent=as_json)
+        recorded = run.trace
+        if trace is not None:
+            _save(lab.trace, trace)
+    if as_json:
+        print(json.dumps(as_object(run, recorded)))
+    else:
+        stderr_console().print(two_columns(as_rows(run, recorded)))
+
+
+def _stream(run: Run, silent: bool) -> None:
+    """Follow the run to its end, showing its text unless ``silent``."""
+    if silent:
+        run.wait()
+        return
+    stream = TextStream(sys.stdout)
+    try:
+        for text in run:
+            stream.write(text)
+    finally:
+        stream.end_line()
+
+
+def _read_stdin() -> str:
+    """Standard input as UTF-8 without its last newline; bytes that are not UTF-8 become U+FFFD."""
+    return sys.stdin.buffer.read().decode("utf-8", errors="replace").removesuffix("\n").removesuffix("\r")
+
+
+def _clean(argument: str) -> str:
+    """An argument whose bytes are not UTF-8 holds lone surrogates, which no tokenizer takes."""
+    return argument.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
+
+
+def _check_target(path: Path | None) -> None:
+    """Refuse a trace file that could not be written before any work is done."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        problem = "it is a folder" if path.is_dir() else f"there is no folder {path.absolute().parent}"
+        raise typer.BadParameter(f"{path} cannot be written: {problem}", param_hint="--trace")
+
+
+def _save(trace: Any, path: Path) -> None:
+    try:
+        trace.save(path)
+    except OSError as error:
+        raise LabError(f"the trace was not saved to {path}: {error.strerror or error}") from error

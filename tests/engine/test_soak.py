@@ -1,0 +1,46 @@
+"""Ten thousand requests through one small pool."""
+
+from __future__ import annotations
+
+from random import Random
+
+from mock_serving import assert_all_returned, continuation, greedy, mock_engine, prompt
+
+NUM_REQUESTS = 10_000
+QUEUE = 48
+
+
+def test_ten_thousand_requests_with_random_aborts_leave_an_empty_pool():
+    engine = mock_engine(num_blocks=36, block_size=4, budget=96, slots=24, record=False)
+    dice, open_runs, tally = Random(0), [], {"length": 0, "aborted": 0, "hits": 0, "preemptions": 0}
+
+    def submit() -> None:
+        params = greedy(dice.choice((1, 2, 3, 6, 12)), n=2 if dice.random() < 0.05 else 1)
+        tokens = prompt(dice.randint(1, 20), start=dice.randrange(30))
+        open_runs.append(engine.submit(tokens, params, priority=dice.randrange(2)))
+
+    def collect() -> None:
+        for run in [run for run in open_runs if run.finished]:
+            open_runs.remove(run)
+            expected = continuation(run.prompt_token_ids, run.params.max_tokens)
+            for output in run.outputs:
+                full = expected if output.stop_reason == "length" else expected[: len(output.token_ids)]
+                assert output.token_ids == full
+            tally[run.stop_reason] += 1
+            tally["hits"] += run.usage["cached_tokens"] > 0
+            tally["preemptions"] += run.usage["preemptions"]
+
+    for _ in range(NUM_REQUESTS):
+        while len(open_runs) >= QUEUE:
+            engine.step()
+            collect()
+        submit()
+        if dice.random() < 0.04:
+            dice.choice(open_runs).abort()
+    engine.run_until_idle()
+    collect()
+    assert_all_returned(engine)
+    assert open_runs == []
+    assert tally["length"] + tally["aborted"] == NUM_REQUESTS
+    # the soak is only one if it met aborts, prefix hits and preemptions
+    assert min(tally["aborted"], tally["hits"], tally["preemptions"]) > 200, tally
