@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from llmlab.trace import Trace
 
 if TYPE_CHECKING:
+    from llmlab.installation import Findings
     from llmlab.lab import Lab
     from llmlab.opening import open
 
 __version__ = "0.1.0"
-__all__ = ["Lab", "Trace", "__version__", "ask", "open"]
+__all__ = ["Lab", "Trace", "__version__", "ask", "doctor", "open"]
 
 
 def __getattr__(name: str) -> Any:
@@ -36,3 +37,10 @@ def ask(prompt: Any, *, model: str | None = None, **params: Any):
 
     with open(**({} if model is None else {"model": model})) as lab:
         return lab.ask(prompt, **params)
+
+
+def doctor() -> Findings:
+    """What this machine has, what llmlab would choose on it, and what is missing before it can answer."""
+    from llmlab.installation import examine
+
+    return examine()

@@ -80,8 +80,11 @@ def _real(
 
     from llmlab.engine.build import build_runner
     from llmlab.models.hardware import default_threads, measured_cpu_dtype
-    from llmlab.models.load import choose_device, load
+    from llmlab.models.load import choose_device, load, resolve
 
+    if threads is not None and (type(threads) is not int or threads < 1):
+        raise InvalidParameter(f"threads={threads!r} must be an integer of at least 1")
+    resolve(model)  # a wrong name fails before anything is measured
     torch.set_num_threads(default_threads() if threads is None else threads)
     if dtype == "auto" and choose_device(device).type == "cpu":
         dtype = measured_cpu_dtype()

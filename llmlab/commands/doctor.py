@@ -12,7 +12,7 @@ from llmlab.commands.terminal import stdout_console, two_columns
 
 def doctor(as_json: AsJson = False) -> None:
     """Check this installation. Exit status 0 when `llmlab ask` would work now, without a network; else 1."""
-    from llmlab.doctor import examine
+    from llmlab.installation import examine
 
     findings = examine()
     if as_json:

@@ -18,7 +18,7 @@ app = typer.Typer(no_args_is_help=True, help="List and fetch the models of the c
 @app.command("list")
 def list_models(as_json: AsJson = False) -> None:
     """Every model of the catalogue, and whether it is ready here."""
-    from llmlab.doctor import model_states
+    from llmlab.installation import model_states
 
     states = model_states()
     if as_json:

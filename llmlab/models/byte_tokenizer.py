@@ -55,9 +55,7 @@ class ByteTokenizer:
         Raises :class:`~llmlab.errors.InvalidParameter` for an id outside ``0 .. 257``.
         """
         if not 0 <= token_id < self.vocab_size:
-            raise InvalidParameter(
-                f"Token id {token_id} does not exist: the byte tokenizer has ids 0 to 257."
-            )
+            raise InvalidParameter(f"Token id {token_id} does not exist: the byte tokenizer has ids 0 to 257.")
         return _SPECIAL[token_id].encode() if token_id in _SPECIAL else bytes([token_id])
 
     def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> str | list[str]:

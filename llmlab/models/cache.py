@@ -27,9 +27,7 @@ CACHE_VARIABLE = "LLMLAB_CACHE"
 def cache_dir() -> Path:
     """The cache's root: the environment variable ``LLMLAB_CACHE`` if set, else the user's cache folder."""
     chosen = os.environ.get(CACHE_VARIABLE)
-    return (
-        Path(chosen).expanduser().absolute() if chosen else Path(platformdirs.user_cache_dir("llmlab", False))
-    )
+    return Path(chosen).expanduser().absolute() if chosen else Path(platformdirs.user_cache_dir("llmlab", False))
 
 
 def downloads_dir() -> Path:

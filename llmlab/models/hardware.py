@@ -31,8 +31,14 @@ def default_threads() -> int:
     return max(1, (psutil.cpu_count(logical=False) or 1) - 1)
 
 
-def measured_cpu_dtype(rows: int = 8, width: int = 1024, repeats: int = 5) -> str:
-    """``bfloat16`` or ``float32``, whichever runs a decode-shaped linear layer faster here.
+def measured_cpu_dtype() -> str:
+    """``bfloat16`` or ``float32``, whichever runs a decode-shaped linear layer faster here."""
+    seconds = cpu_dtype_seconds()
+    return min(seconds, key=seconds.get)
+
+
+def cpu_dtype_seconds(rows: int = 8, width: int = 1024, repeats: int = 5) -> dict[str, float]:
+    """Seconds of a decode-shaped linear layer per number format.
 
     Measured once per processor, torch version and thread count, then remembered in the cache folder.
     """
@@ -46,7 +52,7 @@ def measured_cpu_dtype(rows: int = 8, width: int = 1024, repeats: int = 5) -> st
             name: _time_linear(getattr(torch, name), rows, width, repeats) for name in ("float32", "bfloat16")
         }
         _write(path, known)
-    return min(known[key], key=known[key].get)
+    return known[key]
 
 
 def _time_linear(dtype, rows: int, width: int, repeats: int) -> float:

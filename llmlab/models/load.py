@@ -126,9 +126,7 @@ def choose_device(device: str | torch.device) -> torch.device:
     try:
         chosen = torch.device(device)
     except RuntimeError as error:
-        raise InvalidParameter(
-            f"There is no device {device!r}: use 'auto', 'cpu', 'cuda' or 'cuda:0'."
-        ) from error
+        raise InvalidParameter(f"There is no device {device!r}: use 'auto', 'cpu', 'cuda' or 'cuda:0'.") from error
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise InvalidParameter(f"torch sees {count} CUDA devices, so {device!r} cannot be used: try 'cpu'.")
@@ -218,9 +216,7 @@ def _load_weights(
         **_source(found),
     )
     if missing := sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}):
-        raise UnsupportedModel(
-            f"The files of {found.name!r} lack weights the model needs: {', '.join(missing[:5])}."
-        )
+        raise UnsupportedModel(f"The files of {found.name!r} lack weights the model needs: {', '.join(missing[:5])}.")
     return model.eval().requires_grad_(False)
 
 
@@ -268,9 +264,7 @@ def _max_model_len(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase)
         return int(found)
     if tokenizer.model_max_length < 1 << 30:  # transformers' value for "unknown" is far larger
         return int(tokenizer.model_max_length)
-    raise UnsupportedModel(
-        f"The config of this {config.model_type!r} model does not state its context length."
-    )
+    raise UnsupportedModel(f"The config of this {config.model_type!r} model does not state its context length.")
 
 
 def _eos_token_ids(generation_config: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -287,9 +281,7 @@ def _naming_errors(found: ResolvedModel) -> Iterator[None]:
     except FetchError:
         raise
     except OSError as error:
-        where = (
-            "from the hub: check the name and the network" if found.from_hub else f"from {found.path_or_id}"
-        )
+        where = "from the hub: check the name and the network" if found.from_hub else f"from {found.path_or_id}"
         raise FetchError(f"{found.name!r} could not be loaded {where}. {_first_line(error)}") from error
 
 

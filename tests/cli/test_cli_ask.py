@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from command_line import COMMAND, ask_mock, llmlab
+from command_line import COMMAND, ask_mock, llmlab, uncoloured
 from typer.testing import CliRunner
 
 from llmlab import Trace, __version__
@@ -117,7 +117,7 @@ def test_trace_file_that_cannot_be_written_is_refused_before_anything_is_asked(t
     result = in_process("--trace", str(tmp_path / "missing" / "file"), "hi")
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert "--trace" in result.stderr
+    assert "--trace" in uncoloured(result.stderr)
 
 
 def test_named_error_is_one_line_and_exit_status_1():
@@ -141,7 +141,7 @@ def test_named_error_is_one_line_and_exit_status_1():
 def test_wrong_usage_is_exit_status_2_and_names_the_mistake(arguments, named):
     result = in_process(*arguments)
     assert result.exit_code == 2
-    assert named.lower() in result.stderr.lower()
+    assert named.lower() in uncoloured(result.stderr).lower()
 
 
 def test_control_characters_in_an_error_are_spelled_out():

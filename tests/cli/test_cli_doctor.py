@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from llmlab.cli import app
-from llmlab.doctor import examine, model_states
+from llmlab.installation import examine, model_states
 from llmlab.models.cache import MANIFEST, model_dir, publish
 from llmlab.models.catalogue import DEFAULT_MODEL, lookup
 from llmlab.models.hardware import default_threads

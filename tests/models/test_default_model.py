@@ -64,8 +64,6 @@ def test_second_start_in_a_fresh_process_is_quick_and_quiet(loaded):
         "start = time.perf_counter(); load('smollm2-135m', device='cpu'); print(time.perf_counter() - start)"
     )
     root = Path(llmlab.__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
     assert float(done.stdout) < 10
     assert done.stderr == ""

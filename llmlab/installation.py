@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import platform
 import shutil
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmlab.models.cache import CACHE_VARIABLE, cache_dir, damaged_files, model_dir
 from llmlab.models.catalogue import DEFAULT_MODEL, CatalogueEntry, catalogue
-from llmlab.models.hardware import cpu_name, default_threads, measured_cpu_dtype
+from llmlab.models.hardware import cpu_dtype_seconds, cpu_name, default_threads, measured_cpu_dtype
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
@@ -217,21 +216,9 @@ def _dtype(device: str) -> tuple[str, dict[str, float]]:
     threads = torch.get_num_threads()
     torch.set_num_threads(default_threads())
     try:
-        return measured_cpu_dtype(), _remembered_seconds()
+        return measured_cpu_dtype(), cpu_dtype_seconds()
     finally:
         torch.set_num_threads(threads)  # a setting of the whole process, which may be serving
-
-
-def _remembered_seconds() -> dict[str, float]:
-    """What :func:`measured_cpu_dtype` wrote down for this processor, torch and thread count; else nothing."""
-    import torch
-
-    try:
-        known = json.loads((cache_dir() / "cpu_dtype.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    parts = (cpu_name(), f"torch {torch.__version__}", f"{torch.get_num_threads()} threads")
-    return next((seconds for key, seconds in known.items() if tuple(key.split(" | ")) == parts), {})
 
 
 def _compute_rows(compute: Compute) -> dict[str, str]:
