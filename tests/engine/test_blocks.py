@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmlab.engine.blocks import BlockPool, hash_block
+from llmlab.engine.blocks import BlockPool
 from llmlab.engine.params import SamplingParams
 from llmlab.engine.request import Request
 
@@ -88,13 +88,15 @@ def test_salts_keep_prefixes_apart():
     assert len(pool.match(make_request("d", range(9), cache_salt="x"))) == 2
 
 
-def test_a_salt_cannot_imitate_tokens_or_a_parent():
-    """Token bytes and salt bytes are hashed one after the other: content, not the hash, decides."""
-    tail = (65).to_bytes(8, "little").decode("latin-1")
-    assert hash_block(b"", (1, 65), "") == hash_block(b"", (1,), tail)
-    pool = BlockPool(4, 1)
-    pool.release(computed(pool, make_request("a", [1, 2], cache_salt=tail)))
-    assert pool.match(make_request("b", [1, 2])) == []
+def test_a_hash_that_always_collides_decides_nothing():
+    """Neither another salt nor another beginning is taken for the own one, though every hash is equal."""
+    pool = BlockPool(12, SIZE, hash_fn=lambda *_: b"same")
+    pool.release(computed(pool, make_request("a", [1, 1, 1, 1, 5, 6, 7, 8, 9], cache_salt="x")))
+    pool.release(computed(pool, make_request("b", [2, 2, 2, 2, 4, 4, 4, 4, 9])))
+    assert pool.match(make_request("c", [1, 1, 1, 1, 5, 6, 7, 8, 9])) == []
+    assert len(pool.match(make_request("d", [2, 2, 2, 2, 5, 6, 7, 8, 9]))) == 1
+    assert len(pool.match(make_request("e", [1, 1, 1, 1, 5, 6, 7, 8, 9], cache_salt="x"))) == 2
+    pool.check_integrity()
 
 
 def test_without_a_prefix_cache_nothing_is_hashed_or_hit():

@@ -162,4 +162,4 @@ def _expected(run: Run, which: int) -> list[int]:
 
 
 TestServing = Serving.TestCase
-TestServing.settings = settings(settings.get_profile("engine"), max_examples=2000, stateful_step_count=8)
+TestServing.settings = settings(settings.get_profile("engine"), max_examples=2000, stateful_step_count=6)

@@ -175,6 +175,19 @@ def test_recomputed_tokens_are_not_counted_as_cache_hits():
     assert_all_returned(engine)
 
 
+def test_a_preemption_in_the_middle_of_recomputing_counts_every_token_once():
+    engine = mock_engine(num_blocks=39, block_size=1, budget=3, slots=3, prefix_cache=False)
+    runs = [engine.submit(prompt(length, i), greedy(n)) for i, (length, n) in enumerate([(1, 28), (1, 19), (8, 18)])]
+    twice = False
+    while engine.step():
+        victims = [r for r in engine.scheduler.waiting if r.num_preemptions == 2]
+        twice = twice or any(0 < r.num_recomputed < r.num_prompt + r.num_output - 1 for r in victims)
+    assert twice
+    for run, length in zip(runs, (28, 19, 18), strict=True):
+        assert run.token_ids == continuation(run.prompt_token_ids, length)
+    assert_all_returned(engine)
+
+
 def test_a_request_larger_than_the_pool_is_refused_and_the_next_one_runs():
     engine = mock_engine(num_blocks=4, block_size=4)
     with pytest.raises(PoolTooSmall, match=r"5 blocks of 4, the pool has 4.*max_tokens of at most 7"):

@@ -21,16 +21,12 @@ leads by this much cannot change hands: greedy tokens must be equal, to the last
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A prompt as token ids and the greedy answer of transformers ``generate``, an ending EOS included.
-
-    ``margins`` holds, per answer token, how far its logit leads the runner-up's.
-    """
+    """A prompt as token ids and the greedy answer of transformers ``generate``, an ending EOS included."""
 
     name: str
     category: str
     ids: list[int]
     answer: list[int]
-    margins: list[float]
 
 
 class PlainModel:
@@ -39,8 +35,8 @@ class PlainModel:
     def __init__(self, loaded: LoadedModel) -> None:
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
 
-    def answer(self, ids: list[int], max_tokens: int = NEW_TOKENS) -> tuple[list[int], list[float]]:
-        """Greedy tokens and their margins; asserts that no step is a tie that rounding could decide."""
+    def answer(self, ids: list[int], max_tokens: int = NEW_TOKENS) -> list[int]:
+        """Greedy tokens of ``generate``; asserts that no step is a tie that rounding could decide."""
         prompt = torch.tensor([ids])
         output = self.model.generate(
             prompt,
@@ -51,9 +47,9 @@ class PlainModel:
             output_logits=True,
         )
         first, second = torch.cat(output.logits).topk(2).values.T
-        margins = (first - second).tolist()
-        assert min(margins) > MIN_MARGIN, f"a near tie at step {margins.index(min(margins))}: change the prompt"
-        return output.sequences[0, len(ids) :].tolist(), margins
+        margin = first - second
+        assert margin.min() > MIN_MARGIN, f"a near tie at step {int(margin.argmin())}: change the prompt"
+        return output.sequences[0, len(ids) :].tolist()
 
     @torch.inference_mode()
     def logits(self, ids: list[int]) -> torch.Tensor:
@@ -94,7 +90,7 @@ def _answered(plain: PlainModel, record: dict) -> Case:
         messages = [{"role": "user", "content": text}]
         text = plain.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     ids = plain.tokenizer.encode(text, add_special_tokens=not record["chat"])
-    return Case(record["name"], record["category"], ids, *plain.answer(ids))
+    return Case(record["name"], record["category"], ids, plain.answer(ids))
 
 
 @pytest.fixture

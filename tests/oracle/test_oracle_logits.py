@@ -16,6 +16,13 @@ pytestmark = pytest.mark.model
 TOLERANCE = 4e-4
 """Natural-log units, about three times the largest difference seen. Logits of this model reach 40."""
 NAMES = ("en-word", "zh-rain", "emoji-diary", "en-lighthouse")
+WHOLE = (10**4, 10**4)
+CHUNKS = {
+    "whole": (WHOLE,) * 4,
+    "chunked": (WHOLE, (7, 7), (16, 16), (100, 50)),
+    "decoded": (WHOLE, (1, 1), (150, 1), (210, 1)),
+}
+"""Tokens in the first and in each later piece, for each of the prompts of ``NAMES``."""
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +35,7 @@ def runner(request, one_thread):
     return build_runner(load(DEFAULT_MODEL, device="cpu"), num_blocks=64, optimize=request.param)
 
 
-@pytest.mark.parametrize("chunks", [(10**4,) * 4, (1, 7, 16, 100)], ids=["whole", "chunked"])
+@pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
 def test_batch_in_scattered_blocks_gives_plain_logits(runner, cases, reference, chunks):
     _fill_with_leftovers(runner)
     paged = paged_logits(runner, [cases[name].ids for name in NAMES], chunks)
@@ -39,14 +46,14 @@ def test_batch_in_scattered_blocks_gives_plain_logits(runner, cases, reference, 
 @pytest.mark.parametrize("name", NAMES)
 def test_prompt_alone_in_scattered_blocks_gives_plain_logits(runner, cases, reference, name):
     _fill_with_leftovers(runner)
-    (logits,) = paged_logits(runner, [cases[name].ids], [10**4])
+    (logits,) = paged_logits(runner, [cases[name].ids], [WHOLE])
     torch.testing.assert_close(logits, reference[name], atol=TOLERANCE, rtol=0)
 
 
 def test_bfloat16_errs_no_more_than_transformers_in_bfloat16(cases, reference):
     theirs = load(DEFAULT_MODEL, device="cpu", dtype="bfloat16").model
     runner = build_runner(load(DEFAULT_MODEL, device="cpu", dtype="bfloat16"), num_blocks=64)
-    ours = paged_logits(runner, [cases[name].ids for name in NAMES], (1, 7, 100, 10**4))
+    ours = paged_logits(runner, [cases[name].ids for name in NAMES], CHUNKS["decoded"])
     for name, logits in zip(NAMES, ours, strict=True):
         with torch.inference_mode():
             plain = theirs(input_ids=torch.tensor([cases[name].ids]), use_cache=False).logits[0].float()
@@ -80,7 +87,7 @@ def test_output_logprobs_are_the_log_softmax_of_plain_logits(plain, open_lab, ca
 
 
 def paged_logits(runner, prompts: list[list[int]], chunks) -> list[torch.Tensor]:
-    """Logits of every position of each prompt, all prompts in one batch, prompt ``i`` in pieces of ``chunks[i]``."""
+    """Logits of every position of each prompt, all prompts in one batch, prompt ``i`` in the pieces ``chunks[i]``."""
     requests, first = [], 0
     for i, ids in enumerate(prompts):
         request = Request(str(i), ids, SamplingParams(), seed=0, max_tokens=1)
@@ -96,8 +103,8 @@ def paged_logits(runner, prompts: list[list[int]], chunks) -> list[torch.Tensor]
     return [torch.cat(parts) for parts in logits]
 
 
-def _next_row(request: Request, chunk: int) -> ScheduledRow | None:
-    n = min(chunk, request.num_remaining)
+def _next_row(request: Request, chunks: tuple[int, int]) -> ScheduledRow | None:
+    n = min(chunks[request.num_computed > 0], request.num_remaining)
     return ScheduledRow(request, request.num_computed, n, 0, n > 1, False, num_logits=n) if n else None
 
 

@@ -28,7 +28,7 @@ def test_cached_prefix_of_512_tokens_is_reported_and_changes_nothing(plain, open
     ids = [*prefix, *plain.tokenizer.encode("\n\nThe reader closed the catalogue and asked")]
     run = lab.submit(ids, max_tokens=12).wait()
     assert run.usage["cached_tokens"] == PREFIX
-    assert run.token_ids == plain.answer(ids, 12)[0]
+    assert run.token_ids == plain.answer(ids, 12)
     computed = run.trace.schedule.query("action == 'ran'")["num_tokens"].sum()
     assert computed == len(ids) + 12 - 1 - PREFIX
 
@@ -45,7 +45,7 @@ def test_second_turn_reuses_prompt_and_answer_of_the_first(plain, open_lab, case
     first = lab.submit(case.ids, max_tokens=16).wait()
     ids = [*case.ids, *first.token_ids, *plain.tokenizer.encode("\n# In other words:")]
     second = lab.submit(ids, max_tokens=8).wait()
-    assert second.token_ids == plain.answer(ids, 8)[0]
+    assert second.token_ids == plain.answer(ids, 8)
     # the last answer token was never fed back, so its block is not there
     assert second.usage["cached_tokens"] == (len(case.ids) + 16 - 1) // 4 * 4
 
