@@ -66,9 +66,11 @@ def open(
 
 
 def _mock(block_size: int, num_blocks: int | None) -> tuple:
+    from llmlab.engine.build import check_sizes
     from llmlab.engine.mock_runner import MockModel
     from llmlab.models.byte_tokenizer import ByteTokenizer
 
+    check_sizes(block_size, num_blocks)
     tokenizer = ByteTokenizer()
     return MockModel(num_blocks or 256, block_size), tokenizer, (tokenizer.eos_token_id,), None
 

@@ -217,12 +217,18 @@ class BlockPool:
             self._hold(block)
             self.journal.block(block_id, "share", child.id, i, block.ref_count, block.digest)
 
-    def release(self, request: Request) -> None:
-        """Give up the whole table, last block first, so that the ends of prefixes are evicted before their starts."""
+    def release(self, request: Request, *, findable: bool = True) -> None:
+        """Give up the whole table, last block first, so that the ends of prefixes are evicted before their starts.
+
+        With ``findable=False`` (the request failed, its K/V cannot be trusted) blocks nobody else holds are forgotten.
+        """
         for i in reversed(range(len(request.block_table))):
             block = self.blocks[request.block_table[i]]
             self._drop(block)
             self.journal.block(block.id, "free", request.id, i, block.ref_count, block.digest)
+            if not findable and block.ref_count == 0 and block.content:
+                self._num_hashed_unused -= 1
+                self._forget(block)
         request.block_table, request.chain = [], []
 
     def _take(self) -> Block:

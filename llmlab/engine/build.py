@@ -68,7 +68,8 @@ def build_runner(
     then, ``reload`` gives fresh weights to try without. Raises ``UnsupportedModel`` when paged logits differ from
     plain ones, ``InvalidParameter`` for a block size or count that cannot work.
     """
-    _check_sizes(block_size, num_blocks)
+    check_sizes(block_size, num_blocks)
+    _check_layer_types(loaded)
     reference = record_reference(loaded)
     if optimize:
         speed_up(loaded.model)
@@ -98,7 +99,15 @@ def passing_backend(loaded: LoadedModel, reference: Reference, block_size: int) 
     return False
 
 
-def _check_sizes(block_size: int, num_blocks: int | None) -> None:
+def _check_layer_types(loaded: LoadedModel) -> None:
+    """The self-check's prompt is too short to tell a chunk or window of thousands of tokens."""
+    kinds = set(getattr(loaded.model.config.get_text_config(), "layer_types", None) or ())
+    if unknown := sorted(kinds - {"full_attention", "sliding_attention"}):
+        raise _unsupported(loaded, f"it has layers of type {', '.join(unknown)}")
+
+
+def check_sizes(block_size: int, num_blocks: int | None) -> None:
+    """Raise ``InvalidParameter`` for a block size or count that is not a positive integer (or ``None``)."""
     for name, value in (("block_size", block_size), ("num_blocks", num_blocks)):
         if value is not None and (type(value) is not int or value < 1):
             raise InvalidParameter(f"{name}={value!r} must be an integer of at least 1")
@@ -171,8 +180,8 @@ def self_check(loaded: LoadedModel, reference: Reference, block_size: int, use_v
         batches = runner.build(StepPlan(0, [row]))
         try:
             logits.append(runner.forward(batches))
-        except KeyError as error:
-            raise _unsupported(loaded, "its attention does not pass our arguments on") from error
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise _unsupported(loaded, f"its attention does not work with ours ({error})") from error
         calls += sum(batch.view.attention_calls for batch in batches)
     if calls != 3 * len(reference.shapes):
         raise _unsupported(loaded, f"{calls} attention calls instead of {3 * len(reference.shapes)}")

@@ -61,11 +61,13 @@ class Engine:
         self.scheduler = Scheduler(self.pool, config or SchedulerConfig(), self.journal)
         self.recorder.emit(engine_info(self))
         self._sequences: dict[str, Sequence] = {}
+        self._open_ids: set[str] = set()
+        self._closed = False
         self._inbox: deque[Callable[[], None]] = deque()
         self._ids, self._arrivals = count(), count()
         self._step_lock, self._wake = threading.RLock(), threading.Event()
         self._thread: threading.Thread | None = None
-        self._stopping = False
+        self._stopping = threading.Event()
         self._executor = StepExecutor(self)
         # a thread still inside torch when the interpreter ends would bring the process down
         atexit.register(_stop_if_alive, weakref.ref(self))
@@ -73,8 +75,8 @@ class Engine:
     # -- requests -------------------------------------------------------------------------------------------
 
     def new_id(self) -> str:
-        """An id no other request of this engine has."""
-        return f"r{next(self._ids)}"
+        """An id no other open request of this engine has."""
+        return next(name for i in self._ids if (name := f"r{i}") not in self._open_ids)
 
     def submit(
         self,
@@ -89,16 +91,21 @@ class Engine:
 
         Raises ``EmptyPrompt``, ``InvalidParameter``, ``ContextOverflow`` or ``PoolTooSmall``; nothing is queued then.
         """
+        if self._closed:
+            raise EngineStopped("the engine is closed: open another")
         params = params or SamplingParams()
         params.check_vocab(self.capacity.vocab_size)
         ids = check_prompt(prompt_token_ids, self.capacity)
         max_tokens = resolve_max_tokens(len(ids), params, self.capacity)
+        if not isinstance(priority, int):
+            raise InvalidParameter(f"priority={priority!r} must be an integer; lower goes first")
         first = request_id or self.new_id()
-        if first in self._sequences:
+        if first in self._open_ids:
             raise InvalidParameter(f"request id {first!r} is in use: leave it out to get a fresh one")
         requests = self._make_requests(first, ids, params, max_tokens, priority)
         self.scheduler.check_fits(requests[0])
         run = Run(self, [request.id for request in requests], ids, params)
+        self._open_ids.update(request.id for request in requests)
         for request in requests:
             self._announce(request, prompt)
         self._post(lambda: self._enqueue(requests, run))
@@ -166,6 +173,7 @@ class Engine:
         self.scheduler.finish(request, reason)
         request.children = []
         del self._sequences[request.id]
+        self._open_ids.discard(request.id)
         delta, ending = sequence.take_delta(reason)
         if self.recorder.enabled:
             self._executor.record_text(sequence, delta.text)
@@ -180,6 +188,10 @@ class Engine:
                 )
             )
         sequence.run.add(delta, ending)
+
+    def is_live(self, request: Request) -> bool:
+        """Whether the request has not ended."""
+        return request.id in self._sequences
 
     def sequence(self, request: Request) -> Sequence:
         """The sequence that follows a live request."""
@@ -223,27 +235,35 @@ class Engine:
     @property
     def is_running(self) -> bool:
         """Whether the background thread is stepping."""
-        return self._thread is not None and self._thread.is_alive() and not self._stopping
+        return self._thread is not None and self._thread.is_alive() and not self._stopping.is_set()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the background thread ended without being asked to: a mistake of ours."""
+        return self._thread is not None and not self._thread.is_alive() and not self._stopping.is_set()
 
     def start(self) -> None:
         """Step on a background thread whenever there is work; does nothing when it already does."""
         with self._step_lock:
-            if self.is_running:
+            if self.is_running or self._closed:
                 return
-            self._stopping = False
-            self._thread = threading.Thread(target=self._loop, name="llmlab-engine", daemon=True)
-            self._thread.start()
+            # an event of its own: a thread that is still ending cannot be revived by starting the next
+            self._stopping = threading.Event()
+            loop = threading.Thread(target=self._loop, args=(self._stopping,), name="llmlab-engine", daemon=True)
+            self._thread = loop
+            loop.start()
 
     def stop(self) -> None:
         """Stop the thread after its current step. Open requests stay, to be stepped by hand or after a restart."""
-        self._stopping = True
+        self._stopping.set()
         self._wake.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-        self._thread = None
+        thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
 
     def close(self) -> None:
         """Stop, and end every open request with :class:`~llmlab.errors.EngineStopped`."""
+        self._closed = True
         self.stop()
         with self._step_lock:
             self._drain_inbox()
@@ -251,10 +271,10 @@ class Engine:
                 sequence.run.fail(EngineStopped("the engine was closed before this run finished: open another"))
                 self.end(sequence, StopReason.ABORTED)
 
-    def _loop(self) -> None:
-        while not self._stopping:
+    def _loop(self, stopping: threading.Event) -> None:
+        while not stopping.is_set():
             self._wake.clear()
-            if not self.step():
+            if not self.step() and not stopping.is_set():
                 self._wake.wait()
 
     # -- trace ----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -32,13 +33,23 @@ class KVPool:
 
     def __init__(self, shapes: list[LayerShape], num_blocks: int, block_size: int) -> None:
         self.shapes, self.num_blocks, self.block_size = shapes, num_blocks, block_size
-        self.keys = [self._zeros(shape, shape.key_dim) for shape in shapes]
-        self.values = [self._zeros(shape, shape.value_dim) for shape in shapes]
+        self._stores: list[torch.Tensor] = []
         self._buffers: dict[tuple, torch.Tensor] = {}
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+        self._allocate()
 
-    def _zeros(self, shape: LayerShape, dim: int) -> torch.Tensor:
-        size = (shape.num_kv_heads, self.num_blocks, self.block_size, dim)
-        return torch.zeros(size, dtype=shape.dtype, device=shape.device)
+    def _allocate(self) -> None:
+        """One tensor for all layers of a shape and device, so that clearing and copying blocks is one operation."""
+        wanted = [(s.device, s.dtype, s.num_kv_heads, dim) for s in self.shapes for dim in (s.key_dim, s.value_dim)]
+        parts: dict[tuple, list[torch.Tensor]] = {}
+        for kind, count in Counter(wanted).items():
+            device, dtype, heads, dim = kind
+            size = (count, heads, self.num_blocks, self.block_size, dim)
+            self._stores.append(torch.zeros(size, dtype=dtype, device=device))
+            parts[kind] = list(self._stores[-1].unbind())
+        tensors = [parts[kind].pop(0) for kind in wanted]
+        self.keys, self.values = tensors[0::2], tensors[1::2]
 
     @property
     def bytes_per_token(self) -> int:
@@ -48,7 +59,7 @@ class KVPool:
     @property
     def nbytes(self) -> int:
         """Bytes allocated, counted from the tensors."""
-        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+        return sum(store.nbytes for store in self._stores)
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Scatter ``(num_kv_heads, tokens, dim)`` into ``slots`` (``(tokens,)``, block id x block size + offset)."""
@@ -75,8 +86,14 @@ class KVPool:
         out = buffer[:numel].view(heads, len(blocks), block_size, dim)
         return torch.index_select(source, 1, blocks, out=out).flatten(1, 2)
 
+    def clear(self, blocks: torch.Tensor) -> None:
+        """Zero ``blocks`` (``(n,)``) in all layers: a masked position still spreads the NaN of an earlier owner."""
+        if len(blocks):
+            for store in self._stores:
+                store.index_fill_(2, blocks.to(store.device), 0)
+
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """Copy whole blocks, all layers, in order: ``(source, target)`` pairs."""
         for source, target in copies:
-            for tensor in (*self.keys, *self.values):
-                tensor[:, target] = tensor[:, source]
+            for store in self._stores:
+                store[:, :, target] = store[:, :, source]

@@ -17,13 +17,17 @@ from llmlab.models.load import LoadedModel
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The tensors of one forward pass; ``keep`` lists packed positions whose logits are wanted, in plan order."""
+    """The tensors of one forward pass.
+
+    ``keep`` lists packed positions whose logits are wanted, in plan order; ``fresh`` the blocks entered in this step.
+    """
 
     input_ids: torch.Tensor
     positions: torch.Tensor
     keep: torch.Tensor
     view: StepView
     copies: list[tuple[int, int]]
+    fresh: torch.Tensor
 
 
 class ModelRunner:
@@ -44,7 +48,7 @@ class ModelRunner:
             pool.shapes[0].key_dim,
             pool.bytes_per_token,
             loaded.model.config.get_text_config().vocab_size,
-            loaded.max_model_len,
+            min(loaded.max_model_len, seam.longest_context(loaded.model) or loaded.max_model_len),
         )
 
     def build(self, plan: StepPlan) -> list[Batch]:
@@ -72,6 +76,7 @@ class ModelRunner:
             self._kept(plan, dict(zip(map(id, order), starts.tolist(), strict=False))),
             self._view(packed[2], order[:num_decodes], order[num_decodes:], starts[num_decodes:].tolist()),
             plan.copies,
+            packed[2][packed[1] % self.pool.block_size == 0] // self.pool.block_size,
         )
 
     def _pack(self, row: ScheduledRow, out: np.ndarray) -> None:
@@ -99,6 +104,8 @@ class ModelRunner:
         tables = [row.request.block_table for row in decodes]
         blocks = np.zeros((len(tables), max(map(len, tables), default=0)), dtype=np.int64)
         for i, table in enumerate(tables):
+            # padding is masked, but a NaN in it would still spread: only the row's own blocks are known to be clean
+            blocks[i] = table[0]
             blocks[i, : len(table)] = table
         lengths = torch.tensor([row.end for row in decodes], dtype=torch.long)
         rows = [
@@ -112,7 +119,9 @@ class ModelRunner:
         """Copy blocks for copy-on-write, then run the model over all packed tokens."""
         logits = []
         for batch in batches:
+            # copies first: a block copied from may have found a new owner in this very step
             self.pool.copy_blocks(batch.copies)
+            self.pool.clear(batch.fresh)
             logits.append(self._forward(batch))
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 

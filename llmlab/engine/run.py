@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Generator, Iterator
 from dataclasses import dataclass, field
@@ -10,11 +11,15 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from llmlab.engine.params import SamplingParams
-from llmlab.errors import LabError
+from llmlab.errors import EngineStopped, LabError
 
 if TYPE_CHECKING:
     from llmlab.engine.engine import Engine
     from llmlab.trace.trace import Trace
+
+
+POLL_S = 0.5
+"""Longest time a consumer sleeps before it looks whether the engine is still alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +174,7 @@ class Run:
                 if self.finished and cursor == len(self._deltas):
                     break
                 if cursor == len(self._deltas):
-                    await changed.wait()
+                    await self._await_change_async(changed)
             self._checked()
         finally:
             with self._changed:
@@ -205,7 +210,13 @@ class Run:
             return
         with self._changed:
             if len(self._deltas) <= seen and not self.finished:
-                self._changed.wait(min(left, 0.5) if left is not None else 0.5)
+                self._changed.wait(POLL_S if left is None else min(left, POLL_S))
+
+    async def _await_change_async(self, changed: asyncio.Event) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(changed.wait(), POLL_S)
+        if self._engine.has_failed:
+            raise EngineStopped(f"the engine's thread ended while {self!r} was open: see its traceback, open another")
 
     # -- called by the engine -------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
                 raise InvalidParameter(f"{name}={getattr(self, name)!r} must be an integer of at least 1")
         if self.policy not in ("continuous", "static"):
             raise InvalidParameter(f"policy={self.policy!r} must be 'continuous' or 'static'")
@@ -229,7 +229,7 @@ class Scheduler:
         queue = self.running if request.status is Status.RUNNING else self.waiting
         if request in queue:
             queue.remove(request)
-        self.pool.release(request)
+        self.pool.release(request, findable=stop_reason is not StopReason.ERROR)
         request.status, request.stop_reason = Status.FINISHED, stop_reason
         action = "aborted" if stop_reason is StopReason.ABORTED else "finished"
         self.journal.decision(request.id, action, stop_reason)

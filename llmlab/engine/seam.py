@@ -53,6 +53,14 @@ def depends_on_neighbours(model: PreTrainedModel) -> bool:
     return any(kind in ("dynamic", "longrope") for kind in kinds)
 
 
+def longest_context(model: PreTrainedModel) -> int | None:
+    """Where longrope switches frequencies: beyond, keys that are cached already would be of the wrong kind."""
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    limits = [p["original_max_position_embeddings"] for p in parts if p.get("rope_type") == "longrope"]
+    return min(limits, default=None)
+
+
 def call(
     model: PreTrainedModel,
     argument: str,

@@ -70,10 +70,16 @@ class Sequence:
             stop = StopReason.CONTEXT if params.max_tokens is None else StopReason.LENGTH
         return stop
 
+    def _held_back(self) -> str:
+        try:
+            return self.detokenizer.finish()
+        except Exception:  # a tokenizer that failed must not keep the end from being told
+            return ""
+
     def take_delta(self, stop: StopReason | None) -> tuple[Delta, Ending | None]:
         """What to tell the handle now; at the end, held-back text is flushed."""
         if stop is not None:
-            self.new_text += self.detokenizer.finish()
+            self.new_text += self._held_back()
         delta = Delta(self.request.sample, self.new_text, tuple(self.new_ids), stop is not None)
         self.new_text, self.new_ids = "", []
         if stop is None:

@@ -28,19 +28,23 @@ class StepExecutor:
 
     def run(self, start_ns: int) -> None:
         """Run one step that began (draining the inbox) at ``start_ns``."""
-        scheduler, runner = self.engine.scheduler, self.engine.runner
-        plan = scheduler.schedule(self.journal.step)
+        plan = self.engine.scheduler.schedule(self.journal.step)
         assert plan.rows, "work is queued but nothing could be scheduled"
-        counts = self._counts()
-        marks = [start_ns, perf_counter_ns()]
         try:
-            batch = runner.build(plan)
-            marks.append(perf_counter_ns())
-            logits = runner.forward(batch)
+            self._serve(plan, [start_ns, perf_counter_ns()])
         except Exception as error:  # one failing step must not end the engine: its requests fail, others go on
             self._fail(plan, error)
+        except BaseException as error:  # an interrupt is the caller's, but a half-made step must not be continued
+            self._fail(plan, error)
+            raise
+        finally:
             self.journal.step += 1
-            return
+
+    def _serve(self, plan: StepPlan, marks: list[int]) -> None:
+        counts, runner = self._counts(), self.engine.runner
+        batch = runner.build(plan)
+        marks.append(perf_counter_ns())
+        logits = runner.forward(batch)
         marks.append(perf_counter_ns())
         chosen = self._sample(plan, logits)
         marks.append(perf_counter_ns())
@@ -50,15 +54,14 @@ class StepExecutor:
             self._emit(sequence, stop)
         if self.recorder.enabled:
             self._record_step(plan, marks, counts)
-        self.journal.step += 1
 
     def _counts(self) -> tuple[int, int, int, int, int]:
         scheduler, pool = self.engine.scheduler, self.engine.pool
         return len(scheduler.waiting), len(scheduler.running), pool.num_free, pool.num_cached, pool.num_used
 
-    def _fail(self, plan: StepPlan, error: Exception) -> None:
-        for row in plan.rows:
-            run = self.engine.sequence(row.request).run
+    def _fail(self, plan: StepPlan, error: BaseException) -> None:
+        runs = [self.engine.sequence(row.request).run for row in plan.rows if self.engine.is_live(row.request)]
+        for run in dict.fromkeys(runs):
             failure = LabError(f"step {plan.step} failed for run {run.id}: {type(error).__name__}: {error}")
             failure.__cause__ = error
             self.engine.end_run(run, StopReason.ERROR, failure)

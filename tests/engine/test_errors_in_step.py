@@ -260,3 +260,16 @@ def test_logits_of_the_wrong_shape_fail_the_step():
     assert {run.stop_reason for run in runs} == {"error"}
     assert engine.submit(prompt(5), greedy(3)).wait().token_ids == continuation(prompt(5), 3)
     assert_all_returned(engine)
+
+
+def test_blocks_of_a_request_with_unusable_logits_cannot_be_hit():
+    engine = mock_engine(runner=Faulty(spoil=("r0", 20)))
+    run = engine.submit(prompt(20, 0), greedy(8))
+    engine.run_until_idle()
+    assert isinstance(run.error, InvalidLogits)
+    assert (engine.pool.num_cached, engine.pool.num_free) == (0, engine.pool.num_blocks)
+    again = engine.submit(prompt(20, 0), greedy(8))
+    engine.run_until_idle()
+    assert again.usage["cached_tokens"] == 0
+    assert again.token_ids == continuation(prompt(20, 0), 8)
+    assert_sound(engine)
