@@ -9,6 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
+
+FEW_KEYS = 384
+"""Up to this many keys over all rows, one fused operation is faster than three matrix operations (CPU, measured)."""
 
 TILE = 64
 """Query positions per tile in prefill: a tile's scores stay in the cache, and keys after the tile are never read."""
@@ -41,21 +45,25 @@ def decode_mask(lengths: torch.Tensor, width: int, window: int, dtype: torch.dty
 def attend_decode(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, variant: Variant
 ) -> torch.Tensor:
-    """One new position per row: query ``(kv, rows, group, dim)``, keys and values ``(kv, rows, width, dim)``.
+    """One new position per row: query ``(rows, kv, group, dim)``, keys and values ``(kv, rows, width, dim)``.
 
-    ``mask`` is additive, ``(kv x rows, 1, width)``. Returns ``(kv, rows, group, dim of values)``.
+    ``mask`` is additive, ``(kv, rows, 1, width)``. Returns ``(rows, kv, group, dim of values)``.
     """
-    kv, rows, group, _ = query.shape
-    flat_query, flat_keys = query.flatten(0, 1), keys.flatten(0, 1).transpose(1, 2)
+    rows, kv, group, _ = query.shape
+    plain = not variant.softcap and variant.sinks is None
+    if plain and rows * keys.shape[2] <= FEW_KEYS:
+        keys, values, mask = keys.transpose(0, 1), values.transpose(0, 1), mask[:1].transpose(0, 1)
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=variant.scale)
+    query, keys, mask = query.transpose(0, 1).flatten(0, 1), keys.flatten(0, 1).transpose(1, 2), mask.flatten(0, 1)
     if variant.softcap:
-        scores = _softcapped(torch.bmm(flat_query, flat_keys) * variant.scale, variant) + mask
+        scores = _softcapped(torch.bmm(query, keys) * variant.scale, variant) + mask
     else:
-        scores = torch.baddbmm(mask, flat_query, flat_keys, alpha=variant.scale)
+        scores = torch.baddbmm(mask, query, keys, alpha=variant.scale)
     sinks = None
     if variant.sinks is not None:
         sinks = variant.sinks.view(kv, 1, group).expand(kv, rows, group).reshape(kv * rows, group, 1)
     weights = _softmax(scores, sinks)
-    return torch.bmm(weights, values.flatten(0, 1)).view(kv, rows, group, -1)
+    return torch.bmm(weights, values.flatten(0, 1)).view(kv, rows, group, -1).transpose(0, 1)
 
 
 def attend_prefill(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, variant: Variant) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -28,28 +27,30 @@ class KVPool:
     """K/V of all layers, heads first: ``keys[layer]`` is ``(num_kv_heads, num_blocks, block_size, key_dim)``.
 
     Heads come first so that the gathered keys of one request and head lie in one piece, as matrix products want them.
-    The block pool decides who owns which block; this class only stores.
+    Where keys and values have the same size, a layer's value heads follow its key heads in one tensor, so that writing
+    and gathering take one operation. The block pool decides who owns which block; this class only stores.
     """
 
     def __init__(self, shapes: list[LayerShape], num_blocks: int, block_size: int) -> None:
         self.shapes, self.num_blocks, self.block_size = shapes, num_blocks, block_size
         self._stores: list[torch.Tensor] = []
+        self._parts: list[list[torch.Tensor]] = [[] for _ in shapes]
         self._buffers: dict[tuple, torch.Tensor] = {}
-        self.keys: list[torch.Tensor] = []
-        self.values: list[torch.Tensor] = []
-        self._allocate()
+        for shape in dict.fromkeys(shapes):
+            self._allocate(shape)
+        self.keys = [parts[0][: shape.num_kv_heads] for parts, shape in zip(self._parts, shapes, strict=True)]
+        self.values = [parts[-1][-shape.num_kv_heads :] for parts, shape in zip(self._parts, shapes, strict=True)]
+        self._slots = [[part.flatten(1, 2) for part in parts] for parts in self._parts]
 
-    def _allocate(self) -> None:
-        """One tensor for all layers of a shape and device, so that clearing and copying blocks is one operation."""
-        wanted = [(s.device, s.dtype, s.num_kv_heads, dim) for s in self.shapes for dim in (s.key_dim, s.value_dim)]
-        parts: dict[tuple, list[torch.Tensor]] = {}
-        for kind, count in Counter(wanted).items():
-            device, dtype, heads, dim = kind
-            size = (count, heads, self.num_blocks, self.block_size, dim)
-            self._stores.append(torch.zeros(size, dtype=dtype, device=device))
-            parts[kind] = list(self._stores[-1].unbind())
-        tensors = [parts[kind].pop(0) for kind in wanted]
-        self.keys, self.values = tensors[0::2], tensors[1::2]
+    def _allocate(self, shape: LayerShape) -> None:
+        """Memory for all layers of one shape together, so that clearing and copying blocks is one operation."""
+        layers = [i for i, other in enumerate(self.shapes) if other == shape]
+        kv, dims = shape.num_kv_heads, (shape.key_dim, shape.value_dim)
+        for heads, dim in [(2 * kv, dims[0])] if dims[0] == dims[1] else [(kv, dim) for dim in dims]:
+            size = (len(layers), heads, self.num_blocks, self.block_size, dim)
+            self._stores.append(torch.zeros(size, dtype=shape.dtype, device=shape.device))
+            for layer, part in zip(layers, self._stores[-1].unbind(), strict=True):
+                self._parts[layer].append(part)
 
     @property
     def bytes_per_token(self) -> int:
@@ -61,10 +62,16 @@ class KVPool:
         """Bytes allocated, counted from the tensors."""
         return sum(store.nbytes for store in self._stores)
 
-    def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Scatter ``(num_kv_heads, tokens, dim)`` into ``slots`` (``(tokens,)``, block id x block size + offset)."""
-        self.keys[layer].flatten(1, 2).index_copy_(1, slots, keys)
-        self.values[layer].flatten(1, 2).index_copy_(1, slots, values)
+    def write(self, layer: int, slots: torch.Tensor, *new: torch.Tensor) -> None:
+        """Scatter new K/V into ``slots`` (``(tokens,)``, block id x block size + offset).
+
+        ``new`` is keys and values, each ``(num_kv_heads, tokens, dim)``, or both in one ``(2 x num_kv_heads, ...)``.
+        """
+        parts = self._slots[layer]
+        if len(parts) < len(new):
+            new = (torch.cat(new),)
+        for part, fresh in zip(parts, new, strict=True):
+            part.index_copy_(1, slots, fresh)
 
     def gather(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Copy ``blocks`` (``(n,)``) out: keys and values of shape ``(num_kv_heads, n x block_size, dim)``.
@@ -72,11 +79,11 @@ class KVPool:
         The result is valid until the next call: all layers share one buffer, because fresh memory for every gather
         costs more in page faults than the copy itself.
         """
-        keys = self._select("keys", self.keys[layer], blocks)
-        values = self._select("values", self.values[layer], blocks)
-        return keys, values
+        heads = self.shapes[layer].num_kv_heads
+        parts = [self._select(i, part, blocks) for i, part in enumerate(self._parts[layer])]
+        return parts[0][:heads], parts[-1][-heads:]
 
-    def _select(self, name: str, source: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    def _select(self, name: int, source: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
         heads, _, block_size, dim = source.shape
         numel = heads * len(blocks) * block_size * dim
         key = (name, source.device, source.dtype)

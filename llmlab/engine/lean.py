@@ -15,6 +15,9 @@ from llmlab.engine.attention import Variant
 from llmlab.engine.step_view import StepView
 from llmlab.models.fuse import ProjectionPart
 
+FEW_TOKENS = 32
+"""Above, the doubled width costs more than the saved operations (CPU, measured)."""
+
 FAMILIES = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"})
 
 
@@ -26,13 +29,13 @@ class LeanLayer:
         self.original = layer.forward
         self.index = attention.layer_idx
         self.head_dim = attention.head_dim
-        self.kv = attention.k_proj.out_features
-        self.kv_heads = self.kv // self.head_dim
-        self.qkv, self.output = attention.q_proj.shared.linear, attention.o_proj
-        self.gate_up, self.down, self.activation = mlp.gate_proj.shared.linear, mlp.down_proj, mlp.act_fn
-        self.norms = [
-            (norm.weight, norm.variance_epsilon) for norm in (layer.input_layernorm, layer.post_attention_layernorm)
-        ]
+        self.kv_heads = attention.k_proj.out_features // self.head_dim
+        self.heads = attention.q_proj.out_features // self.head_dim
+        self.qkv, self.output = attention.q_proj.shared.linear.forward, attention.o_proj.forward
+        self.gate_up, self.down = mlp.gate_proj.shared.linear.forward, mlp.down_proj.forward
+        self.activation = mlp.act_fn.forward
+        self.norm_before_attention = LeanNorm(layer.input_layernorm)
+        self.norm_before_mlp = LeanNorm(layer.post_attention_layernorm)
         # Mistral reads its window from the config, and Qwen 2 decides it layer by layer
         owner = attention.config if type(layer).__name__ == "MistralDecoderLayer" else attention
         window = getattr(owner, "sliding_window", None) or 0
@@ -43,23 +46,38 @@ class LeanLayer:
         if not isinstance(cache, StepView):
             return self.original(hidden_states, *args, position_embeddings=position_embeddings, cache=cache, **kwargs)
         hidden = hidden_states[0]
-        hidden = hidden + self._attention(self._norm(hidden, 0), cache, cache.rotary(position_embeddings))
-        gate, up = self.gate_up(self._norm(hidden, 1)).chunk(2, dim=-1)
+        rotary = cache.rotary(position_embeddings, self.heads + self.kv_heads, self.kv_heads)
+        hidden = hidden + self._attention(self.norm_before_attention(hidden), cache, rotary)
+        gate, up = self.gate_up(self.norm_before_mlp(hidden)).chunk(2, dim=-1)
         return (hidden + self.down(self.activation(gate) * up))[None]
 
-    def _norm(self, hidden: torch.Tensor, which: int) -> torch.Tensor:
-        weight, epsilon = self.norms[which]
-        return F.rms_norm(hidden, weight.shape, weight, epsilon)
-
     def _attention(self, x: torch.Tensor, view: StepView, rotary: tuple) -> torch.Tensor:
-        qk, values = self.qkv(x).tensor_split((-self.kv,), dim=-1)
         cos, sin = rotary
-        qk = qk.unflatten(-1, (-1, self.head_dim))
-        qk = torch.addcmul(qk * cos, torch.roll(qk, self.head_dim // 2, -1), sin).transpose(0, 1)
-        query, keys = qk[: -self.kv_heads], qk[-self.kv_heads :]
-        values = values.unflatten(-1, (self.kv_heads, self.head_dim)).transpose(0, 1)
-        view.write(self.index, keys, values)
+        qkv = self.qkv(x).view(cos.shape)
+        qkv = torch.addcmul(qkv * cos, qkv.roll(self.head_dim // 2, -1), sin).transpose(0, 1)
+        query, keys_values = qkv[: self.heads], qkv[self.heads :]
+        view.write(self.index, keys_values)
+        keys, values = keys_values[: self.kv_heads], keys_values[self.kv_heads :]
         return self.output(view.attend(self.index, query, keys, values, self.variant).flatten(1))
+
+
+class LeanNorm:
+    """RMSNorm in few operations for few tokens.
+
+    ``x`` beside ``-x`` has mean 0 and the mean square of ``x`` as variance, so the fused layer norm computes it.
+    """
+
+    def __init__(self, norm: nn.Module) -> None:
+        self.weight, self.epsilon = norm.weight, norm.variance_epsilon
+        self.width = len(norm.weight)
+        self.doubled = torch.cat((norm.weight, norm.weight)).detach()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """``(tokens, width)`` in and out."""
+        if len(x) > FEW_TOKENS:
+            return F.rms_norm(x, (self.width,), self.weight, self.epsilon)
+        both = torch.cat((x, -x), dim=-1)
+        return F.layer_norm(both, (2 * self.width,), self.doubled, None, self.epsilon)[:, : self.width]
 
 
 def make_lean(model: nn.Module) -> int:

@@ -60,9 +60,9 @@ class StepView:
             kwargs[KWARG] = self
         return keys, values
 
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Scatter the step's ``(kv, tokens, dim)`` keys and values into the pool."""
-        self.pool.write(layer, self._on(keys.device)[0], keys, values)
+    def write(self, layer: int, *new: torch.Tensor) -> None:
+        """Scatter the step's keys and values into the pool, see :meth:`KVPool.write`."""
+        self.pool.write(layer, self._on(new[0].device)[0], *new)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Positions come from ``position_ids``; the packed row itself starts at 0."""
@@ -79,12 +79,21 @@ class StepView:
     def __len__(self) -> int:
         return len(self.pool.keys)
 
-    def rotary(self, position_embeddings: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and signed sines ``(tokens, 1, dim)``: ``x cos + roll(x, dim / 2) sin`` rotates. Made once a step."""
+    def rotary(
+        self, position_embeddings: tuple[torch.Tensor, torch.Tensor], num_rotated: int, num_fixed: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and signed sines ``(tokens, heads, dim)``: ``x cos + roll(x, dim / 2) sin`` rotates ``num_rotated``
+        heads and leaves the ``num_fixed`` after them as they are. Made once a step."""
         cos, sin = position_embeddings
         if self._rotary is None or self._rotary[0].device != cos.device:
-            low, high = sin[0].chunk(2, dim=-1)
-            self._rotary = cos[0][:, None], torch.cat((-low, high), dim=-1)[:, None]
+            cos, sin = cos[0][:, None], sin[0][:, None]
+            low, high = sin.chunk(2, dim=-1)
+            ones, zeros = torch.ones_like(cos), torch.zeros_like(sin)
+            signed = torch.cat((-low, high), dim=-1)
+            self._rotary = (
+                torch.cat((cos.expand(-1, num_rotated, -1), ones.expand(-1, num_fixed, -1)), dim=1),
+                torch.cat((signed.expand(-1, num_rotated, -1), zeros.expand(-1, num_fixed, -1)), dim=1),
+            )
         return self._rotary
 
     # -- attention --------------------------------------------------------------------------------------------
@@ -120,12 +129,13 @@ class StepView:
         return attend_varlen(query.transpose(0, 1), keys, values, tables, variant)
 
     def _decode(self, layer: int, query: torch.Tensor, variant: Variant) -> torch.Tensor:
+        """Query ``(kv, group, rows, dim)`` to ``(rows, kv, group, dim)``."""
         _, blocks, lengths = self._on(query.device)
-        keys, values = self.pool.gather(layer, blocks.flatten())
+        keys, values = self.pool.gather(layer, blocks)
         rows = len(lengths)
         keys, values = keys.unflatten(1, (rows, -1)), values.unflatten(1, (rows, -1))
         mask = self._decode_mask(query.shape[0], keys.shape[2], variant.window, query.dtype, lengths)
-        return attend_decode(query.transpose(1, 2), keys, values, mask, variant).transpose(0, 1)
+        return attend_decode(query.permute(2, 0, 1, 3), keys, values, mask, variant)
 
     def _keys_of(self, layer: int, row: PrefillRow, keys: torch.Tensor, values: torch.Tensor) -> tuple:
         """All positions of a prefill row; without a past they are the ones just computed."""
@@ -137,11 +147,11 @@ class StepView:
     def _decode_mask(self, kv: int, width: int, window: int, dtype: torch.dtype, lengths) -> torch.Tensor:
         key = (kv, window, dtype, lengths.device)
         if key not in self._masks:
-            self._masks[key] = decode_mask(lengths, width, window, dtype).repeat(kv, 1, 1)
+            self._masks[key] = decode_mask(lengths, width, window, dtype).repeat(kv, 1, 1, 1)
         return self._masks[key]
 
     def _on(self, device: torch.device) -> tuple:
         if device not in self._placed:
-            tensors = (self.slots, self.decode_blocks, self.decode_lengths)
+            tensors = (self.slots, self.decode_blocks.flatten(), self.decode_lengths)
             self._placed[device] = tuple(tensor.to(device) for tensor in tensors)
         return self._placed[device]
