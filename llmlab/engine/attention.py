@@ -9,10 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
-
-FEW_KEYS = 384
-"""Up to this many keys over all rows, one fused operation is faster than three matrix operations (CPU, measured)."""
 
 TILE = 64
 """Query positions per tile in prefill: a tile's scores stay in the cache, and keys after the tile are never read."""
@@ -42,30 +38,6 @@ def decode_mask(lengths: torch.Tensor, width: int, window: int, dtype: torch.dty
     return torch.zeros(hidden.shape, dtype=dtype, device=lengths.device).masked_fill_(hidden, -torch.inf)[:, None]
 
 
-def attend_decode(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, variant: Variant
-) -> torch.Tensor:
-    """One new position per row: query ``(rows, kv, group, dim)``, keys and values ``(kv, rows, width, dim)``.
-
-    ``mask`` is additive, ``(kv, rows, 1, width)``. Returns ``(rows, kv, group, dim of values)``.
-    """
-    rows, kv, group, _ = query.shape
-    plain = not variant.softcap and variant.sinks is None
-    if plain and rows * keys.shape[2] <= FEW_KEYS:
-        keys, values, mask = keys.transpose(0, 1), values.transpose(0, 1), mask[:1].transpose(0, 1)
-        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=variant.scale)
-    query, keys, mask = query.transpose(0, 1).flatten(0, 1), keys.flatten(0, 1).transpose(1, 2), mask.flatten(0, 1)
-    if variant.softcap:
-        scores = _softcapped(torch.bmm(query, keys) * variant.scale, variant) + mask
-    else:
-        scores = torch.baddbmm(mask, query, keys, alpha=variant.scale)
-    sinks = None
-    if variant.sinks is not None:
-        sinks = variant.sinks.view(kv, 1, group).expand(kv, rows, group).reshape(kv * rows, group, 1)
-    weights = _softmax(scores, sinks)
-    return torch.bmm(weights, values.flatten(0, 1)).view(kv, rows, group, -1).transpose(0, 1)
-
-
 def attend_prefill(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, variant: Variant) -> torch.Tensor:
     """The last ``n`` positions of one sequence: query ``(kv, group, n, dim)``, keys and values ``(kv, length, dim)``.
 
@@ -80,10 +52,10 @@ def attend_prefill(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
         low = max(0, offset + first - variant.window + 1) if variant.window else 0
         high = offset + end
         rows = query[:, :, first:end].reshape(kv, -1, dim)
-        scores = _softcapped(torch.bmm(rows, transposed[:, :, low:high]), variant)
+        scores = softcapped(torch.bmm(rows, transposed[:, :, low:high]), variant)
         _hide(scores.view(kv, group, end - first, high - low), variant.window)
         sinks = None if variant.sinks is None else _tile_sinks(variant.sinks, kv, end - first)
-        weights = _softmax(scores, sinks)
+        weights = softmax_with_sinks(scores, sinks)
         output[:, :, first:end] = torch.bmm(weights, values[:, low:high]).view(kv, group, end - first, -1)
     return output
 
@@ -102,11 +74,13 @@ def _tile_sinks(sinks: torch.Tensor, kv: int, n: int) -> torch.Tensor:
     return sinks.view(kv, -1, 1).expand(-1, -1, n).reshape(kv, -1, 1)
 
 
-def _softcapped(scores: torch.Tensor, variant: Variant) -> torch.Tensor:
+def softcapped(scores: torch.Tensor, variant: Variant) -> torch.Tensor:
+    """Scores bounded to ``+-variant.softcap``; as they are when that is 0."""
     return torch.tanh(scores / variant.softcap) * variant.softcap if variant.softcap else scores
 
 
-def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+def softmax_with_sinks(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Softmax over the last dimension; ``sinks`` (one more column, or ``None``) takes its share and is dropped."""
     if sinks is None:
         return torch.softmax(scores, dim=-1)
     return torch.softmax(torch.cat((scores, sinks.to(scores.dtype)), dim=-1), dim=-1)[..., :-1]

@@ -9,7 +9,7 @@ import torch
 
 from llmlab.engine import seam
 from llmlab.engine.kv_pool import KVPool, LayerShape
-from llmlab.engine.lean import make_lean
+from llmlab.engine.lean import LeanModel, make_lean
 from llmlab.engine.model_runner import ModelRunner
 from llmlab.engine.params import SamplingParams
 from llmlab.engine.plan import ScheduledRow, StepPlan
@@ -71,31 +71,30 @@ def build_runner(
     check_sizes(block_size, num_blocks)
     _check_layer_types(loaded)
     reference = record_reference(loaded)
-    if optimize:
-        speed_up(loaded.model)
+    lean = speed_up(loaded.model) if optimize else None
     try:
-        use_varlen = passing_backend(loaded, reference, block_size)
+        use_varlen = passing_backend(loaded, reference, block_size, lean)
     except UnsupportedModel:
         if not optimize or reload is None:
             raise
         return build_runner(reload(), block_size=block_size, num_blocks=num_blocks, optimize=False)
     if num_blocks is None:
         num_blocks = default_num_blocks(reference.shapes, block_size, loaded.max_model_len)
-    return ModelRunner(loaded, KVPool(reference.shapes, num_blocks, block_size), use_varlen)
+    return ModelRunner(loaded, KVPool(reference.shapes, num_blocks, block_size), use_varlen, lean)
 
 
-def passing_backend(loaded: LoadedModel, reference: Reference, block_size: int) -> bool:
+def passing_backend(loaded: LoadedModel, reference: Reference, block_size: int, lean: LeanModel | None = None) -> bool:
     """Whether to use the variable-length kernel: on CUDA, where the self-check passes with it.
 
     Raises ``UnsupportedModel`` when the check fails on gathered blocks too.
     """
     if loaded.device.type == "cuda":
         try:
-            self_check(loaded, reference, block_size, use_varlen=True)
+            self_check(loaded, reference, block_size, lean, use_varlen=True)
             return True
         except (UnsupportedModel, ImportError, RuntimeError, TypeError, ValueError):
             pass  # this build or card lacks the kernel for these shapes: gathered blocks work everywhere
-    self_check(loaded, reference, block_size)
+    self_check(loaded, reference, block_size, lean)
     return False
 
 
@@ -113,13 +112,17 @@ def check_sizes(block_size: int, num_blocks: int | None) -> None:
             raise InvalidParameter(f"{name}={value!r} must be an integer of at least 1")
 
 
-def speed_up(model: torch.nn.Module) -> None:
-    """Fuse projections, use lean decoder layers where known, and pack CPU weights where torch can."""
+def speed_up(model: torch.nn.Module) -> LeanModel | None:
+    """Fuse projections, pack CPU weights where torch can, and use lean layers, or a lean model, where known.
+
+    A model spread over devices is left alone: what moves its activations is wrapped around its modules.
+    """
+    if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
+        return None
     fuse_projections(model)
-    dtype = model.get_input_embeddings().weight.dtype
-    if packing_works(dtype):
+    if packing_works(model.get_input_embeddings().weight.dtype):
         pack_linears(model)
-    make_lean(model)
+    return make_lean(model)
 
 
 def default_num_blocks(shapes: list[LayerShape], block_size: int, max_model_len: int) -> int:
@@ -164,14 +167,20 @@ def record_reference(loaded: LoadedModel) -> Reference:
     return Reference(logits, [recorder.shapes[i] for i in range(layers)])
 
 
-def self_check(loaded: LoadedModel, reference: Reference, block_size: int, use_varlen: bool = False) -> None:
+def self_check(
+    loaded: LoadedModel,
+    reference: Reference,
+    block_size: int,
+    lean: LeanModel | None = None,
+    use_varlen: bool = False,
+) -> None:
     """Run a prompt through scattered blocks in two chunks and compare with the plain forward pass.
 
     Also counts attention calls, because some model families silently ignore a registered attention function.
     """
     seam.install(loaded.model)
     num_blocks = -(-CHECK_LENGTH // block_size)
-    runner = ModelRunner(loaded, KVPool(reference.shapes, num_blocks, block_size), use_varlen)
+    runner = ModelRunner(loaded, KVPool(reference.shapes, num_blocks, block_size), use_varlen, lean)
     request = Request("check", _check_tokens(loaded.model), SamplingParams(), seed=0, max_tokens=1)
     request.block_table = list(reversed(range(num_blocks)))
     logits, calls = [], 0

@@ -74,24 +74,32 @@ class KVPool:
             part.index_copy_(1, slots, fresh)
 
     def gather(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copy ``blocks`` (``(n,)``) out: keys and values of shape ``(num_kv_heads, n x block_size, dim)``.
+        """Copy ``blocks`` (``(n,)``) out: keys and values of shape ``(num_kv_heads, n x block_size, dim)``."""
+        heads, buffers = self.shapes[layer].num_kv_heads, self.buffers_for(layer, len(blocks))
+        self.gather_into(layer, blocks, buffers)
+        return buffers[0][:heads].flatten(1, 2), buffers[-1][-heads:].flatten(1, 2)
 
-        The result is valid until the next call: all layers share one buffer, because fresh memory for every gather
-        costs more in page faults than the copy itself.
+    def gather_into(self, layer: int, blocks: torch.Tensor, buffers: list[torch.Tensor]) -> None:
+        """Copy ``blocks`` of a layer into what :meth:`buffers_for` gave for it, or for a layer of the same shape."""
+        for part, out in zip(self._parts[layer], buffers, strict=True):
+            torch.index_select(part, 1, blocks, out=out)
+
+    def buffers_for(self, layer: int, num_blocks: int) -> list[torch.Tensor]:
+        """Room for ``num_blocks`` blocks of a layer: ``(heads, num_blocks, block_size, dim)`` per tensor of the layer.
+
+        All layers share one piece of memory, because fresh memory for every gather costs more in page faults than the
+        copy itself: a gather is valid until the next one.
         """
-        heads = self.shapes[layer].num_kv_heads
-        parts = [self._select(i, part, blocks) for i, part in enumerate(self._parts[layer])]
-        return parts[0][:heads], parts[-1][-heads:]
+        return [self._buffer(i, part, num_blocks) for i, part in enumerate(self._parts[layer])]
 
-    def _select(self, name: int, source: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    def _buffer(self, name: int, source: torch.Tensor, num_blocks: int) -> torch.Tensor:
         heads, _, block_size, dim = source.shape
-        numel = heads * len(blocks) * block_size * dim
+        numel = heads * num_blocks * block_size * dim
         key = (name, source.device, source.dtype)
         buffer = self._buffers.get(key)
         if buffer is None or buffer.numel() < numel:
             buffer = self._buffers[key] = torch.empty(numel * 5 // 4, dtype=source.dtype, device=source.device)
-        out = buffer[:numel].view(heads, len(blocks), block_size, dim)
-        return torch.index_select(source, 1, blocks, out=out).flatten(1, 2)
+        return buffer[:numel].view(heads, num_blocks, block_size, dim)
 
     def clear(self, blocks: torch.Tensor) -> None:
         """Zero ``blocks`` (``(n,)``) in all layers: a masked position still spreads the NaN of an earlier owner."""

@@ -1,8 +1,8 @@
-"""The decoder layer of the Llama family without detours, for fused projections and packed tokens.
+"""The Llama family without detours, for fused projections and packed tokens.
 
-Same arithmetic as the transformers module it stands in for, fewer and larger operations: rotary embedding of queries
+Same arithmetic as the transformers modules it stands in for, fewer and larger operations: rotary embedding of queries
 and keys together, no transposes to a batch of one, no keyword plumbing. The load-time self-check compares its logits
-with the untouched model's. Called without a :class:`~llmlab.engine.step_view.StepView` it is the original layer.
+with the untouched model's. Called without a :class:`~llmlab.engine.step_view.StepView` a layer is the original one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ FEW_TOKENS = 32
 """Above, the doubled width costs more than the saved operations (CPU, measured)."""
 
 FAMILIES = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"})
+MODELS = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"})
 
 
 class LeanLayer:
@@ -42,14 +43,17 @@ class LeanLayer:
         self.variant = Variant(scale=attention.scaling, window=window)
 
     def __call__(self, hidden_states, *args, position_embeddings=None, cache=None, **kwargs):
-        """``(1, tokens, width)`` in and out."""
+        """``(1, tokens, width)`` in and out, as the model calls it."""
         if not isinstance(cache, StepView):
             return self.original(hidden_states, *args, position_embeddings=position_embeddings, cache=cache, **kwargs)
-        hidden = hidden_states[0]
-        rotary = cache.rotary(position_embeddings, self.heads + self.kv_heads, self.kv_heads)
-        hidden = hidden + self._attention(self.norm_before_attention(hidden), cache, rotary)
+        return self.run(hidden_states[0], cache, position_embeddings)[None]
+
+    def run(self, hidden: torch.Tensor, view: StepView, position_embeddings: tuple) -> torch.Tensor:
+        """``(tokens, width)`` in and out."""
+        rotary = view.rotary(position_embeddings, self.heads + self.kv_heads, self.kv_heads)
+        hidden = hidden + self._attention(self.norm_before_attention(hidden), view, rotary)
         gate, up = self.gate_up(self.norm_before_mlp(hidden)).chunk(2, dim=-1)
-        return (hidden + self.down(self.activation(gate) * up))[None]
+        return hidden + self.down(self.activation(gate) * up)
 
     def _attention(self, x: torch.Tensor, view: StepView, rotary: tuple) -> torch.Tensor:
         cos, sin = rotary
@@ -80,12 +84,39 @@ class LeanNorm:
         return F.layer_norm(both, (2 * self.width,), self.doubled, None, self.epsilon)[:, : self.width]
 
 
-def make_lean(model: nn.Module) -> int:
-    """Give every fused decoder layer of a known family a :class:`LeanLayer`; returns how many."""
+class LeanModel:
+    """Embedding, lean layers, final norm and head of a causal language model, called without its wrappers.
+
+    ``None`` instead of logits means: somebody put a hook on a layer, so call the model itself.
+    """
+
+    def __init__(self, model: nn.Module, layers: list[nn.Module]) -> None:
+        base = model.get_decoder()
+        self.layers = layers
+        self.embed, self.rotary = base.embed_tokens.forward, base.rotary_emb
+        self.norm, self.head = LeanNorm(base.norm), model.get_output_embeddings().forward
+
+    def __call__(self, input_ids, positions, view: StepView, keep: torch.Tensor) -> torch.Tensor | None:
+        """Logits ``(len(keep), vocabulary)`` of packed ids and positions, both ``(1, tokens)``."""
+        if any(layer._forward_hooks or layer._forward_pre_hooks for layer in self.layers):
+            return None
+        hidden = self.embed(input_ids[0])
+        position_embeddings = self.rotary(hidden[None], positions)
+        for layer in self.layers:
+            hidden = layer.forward.run(hidden, view, position_embeddings)
+        return self.head(self.norm(hidden[keep]))
+
+
+def make_lean(model: nn.Module) -> LeanModel | None:
+    """Give every fused decoder layer of a known family a :class:`LeanLayer`.
+
+    When those are all layers of a known model, returns what runs it without the model's own wrappers.
+    """
     layers = [layer for layer in model.modules() if type(layer).__name__ in FAMILIES and _is_fused(layer)]
     for layer in layers:
         layer.forward = LeanLayer(layer)
-    return len(layers)
+    whole = type(model).__name__ in MODELS and len(layers) == model.config.num_hidden_layers
+    return LeanModel(model, layers) if whole else None
 
 
 def _is_fused(layer: nn.Module) -> bool:

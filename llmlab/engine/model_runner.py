@@ -9,6 +9,7 @@ import torch
 
 from llmlab.engine import seam
 from llmlab.engine.kv_pool import KVPool
+from llmlab.engine.lean import LeanModel
 from llmlab.engine.plan import ScheduledRow, StepPlan
 from llmlab.engine.runner import Capacity
 from llmlab.engine.step_view import PrefillRow, StepView
@@ -33,8 +34,10 @@ class Batch:
 class ModelRunner:
     """A :class:`~llmlab.engine.runner.Runner` over a loaded model and its K/V pool."""
 
-    def __init__(self, loaded: LoadedModel, pool: KVPool, use_varlen: bool = False) -> None:
-        self.pool, self.use_varlen = pool, use_varlen
+    def __init__(
+        self, loaded: LoadedModel, pool: KVPool, use_varlen: bool = False, lean: LeanModel | None = None
+    ) -> None:
+        self.pool, self.use_varlen, self._lean = pool, use_varlen, lean
         self.model, self.device, self.dtype = loaded.name, str(loaded.device), str(loaded.dtype).split(".")[-1]
         self._model = loaded.model
         self._input_device = loaded.model.get_input_embeddings().weight.device
@@ -127,5 +130,7 @@ class ModelRunner:
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         keep = batch.keep if len(batch.keep) else batch.keep.new_zeros(1)  # not every kernel takes no rows
-        logits = seam.call(self._model, self._argument, batch.input_ids, batch.positions, batch.view, keep)
+        logits = self._lean and self._lean(batch.input_ids, batch.positions, batch.view, keep)
+        if logits is None:
+            logits = seam.call(self._model, self._argument, batch.input_ids, batch.positions, batch.view, keep)
         return logits[: len(batch.keep)]

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import torch
 
 from llmlab.engine import varlen
-from llmlab.engine.attention import Variant, attend_decode, attend_prefill, decode_mask
+from llmlab.engine.attention import Variant, attend_prefill
+from llmlab.engine.decode_rows import DecodeRows
 from llmlab.engine.kv_pool import KVPool
 from llmlab.engine.varlen import VarlenTables, attend_varlen
 
@@ -44,7 +45,7 @@ class StepView:
     use_varlen: bool = False
     attention_calls: int = 0
     _placed: dict[torch.device, tuple] = field(default_factory=dict)
-    _masks: dict[tuple, torch.Tensor] = field(default_factory=dict)
+    _decodes: dict[tuple, DecodeRows] = field(default_factory=dict)
     _varlen_tables: dict[torch.device, VarlenTables] = field(default_factory=dict)
     _rotary: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -108,18 +109,20 @@ class StepView:
         self.attention_calls += 1
         if self.use_varlen and varlen.supports(variant, query.dtype):
             return self._varlen(layer, query, variant)
-        grouped = query.unflatten(0, (keys.shape[0], -1))
         num_decodes = len(self.decode_lengths)
         if not self.prefills:
-            return self._decode(layer, grouped, variant).flatten(1, 2)
-        output = query.new_empty(query.shape[1], *grouped.shape[:2], values.shape[-1])
+            return self._decode_rows(layer, variant).attend(layer, query.transpose(0, 1), variant)
+        output = query.new_empty(query.shape[1], len(query), values.shape[-1])
         if num_decodes:
-            output[:num_decodes] = self._decode(layer, grouped[:, :, :num_decodes], variant)
+            decoding = query[:, :num_decodes].transpose(0, 1)
+            output[:num_decodes] = self._decode_rows(layer, variant).attend(layer, decoding, variant)
+        grouped = query.unflatten(0, (len(keys), -1))
         for row in self.prefills:
             span = slice(row.first, row.first + row.num_tokens)
             past_and_new = self._keys_of(layer, row, keys[:, span], values[:, span])
-            output[span] = attend_prefill(grouped[:, :, span], *past_and_new, variant).permute(2, 0, 1, 3)
-        return output.flatten(1, 2)
+            attended = attend_prefill(grouped[:, :, span], *past_and_new, variant)
+            output[span] = attended.flatten(0, 1).transpose(0, 1)
+        return output
 
     def _varlen(self, layer: int, query: torch.Tensor, variant: Variant) -> torch.Tensor:
         if query.device not in self._varlen_tables:
@@ -128,14 +131,14 @@ class StepView:
         tables = self._varlen_tables[query.device]
         return attend_varlen(query.transpose(0, 1), keys, values, tables, variant)
 
-    def _decode(self, layer: int, query: torch.Tensor, variant: Variant) -> torch.Tensor:
-        """Query ``(kv, group, rows, dim)`` to ``(rows, kv, group, dim)``."""
-        _, blocks, lengths = self._on(query.device)
-        keys, values = self.pool.gather(layer, blocks)
-        rows = len(lengths)
-        keys, values = keys.unflatten(1, (rows, -1)), values.unflatten(1, (rows, -1))
-        mask = self._decode_mask(query.shape[0], keys.shape[2], variant.window, query.dtype, lengths)
-        return attend_decode(query.permute(2, 0, 1, 3), keys, values, mask, variant)
+    def _decode_rows(self, layer: int, variant: Variant) -> DecodeRows:
+        """Shared by all layers of one shape and variant (``sinks`` differ by layer, their presence does not)."""
+        shape = self.pool.shapes[layer]
+        key = (shape, variant.window, variant.softcap, variant.sinks is None)
+        if key not in self._decodes:
+            _, blocks, lengths = self._on(shape.device)
+            self._decodes[key] = DecodeRows(self.pool, layer, blocks, lengths, variant)
+        return self._decodes[key]
 
     def _keys_of(self, layer: int, row: PrefillRow, keys: torch.Tensor, values: torch.Tensor) -> tuple:
         """All positions of a prefill row; without a past they are the ones just computed."""
@@ -143,12 +146,6 @@ class StepView:
             return keys, values
         past_keys, past_values = self.pool.gather(layer, row.blocks.to(keys.device))
         return past_keys[:, : row.length], past_values[:, : row.length]
-
-    def _decode_mask(self, kv: int, width: int, window: int, dtype: torch.dtype, lengths) -> torch.Tensor:
-        key = (kv, window, dtype, lengths.device)
-        if key not in self._masks:
-            self._masks[key] = decode_mask(lengths, width, window, dtype).repeat(kv, 1, 1, 1)
-        return self._masks[key]
 
     def _on(self, device: torch.device) -> tuple:
         if device not in self._placed:

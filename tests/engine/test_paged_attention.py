@@ -283,7 +283,11 @@ def test_a_family_that_cannot_be_served_is_refused_by_name(kind):
 
 def test_a_refused_optimization_falls_back_to_fresh_untouched_weights(llama, monkeypatch):
     broken = family("llama")
-    monkeypatch.setattr("llmlab.engine.build.speed_up", lambda model: model.lm_head.weight.mul_(1.5))
+
+    def spoil(model):
+        model.lm_head.weight.mul_(1.5)
+
+    monkeypatch.setattr("llmlab.engine.build.speed_up", spoil)
     runner = build_runner(as_loaded(broken), block_size=4, num_blocks=64, reload=lambda: as_loaded(llama))
     run = Engine(runner, as_loaded(llama).tokenizer).submit(tokens(9), SCORED).wait()
     assert_like_plain(llama, run)
