@@ -249,6 +249,20 @@ def test_every_layer_attends_once_per_pass():
         assert batch.view.attention_calls == 2
 
 
+def test_a_hook_on_a_layer_fires_and_changes_no_token(llama):
+    """Known models run without their wrappers, unless somebody wants to look inside."""
+    loaded, seen = as_loaded(family("llama")), []
+    engine = Engine(build_runner(loaded, block_size=4, num_blocks=16), loaded.tokenizer)
+    before = engine.submit(tokens(9), SCORED).wait()
+    with_hook = loaded.model.model.layers[1].register_forward_hook(lambda *_: seen.append(1))
+    during = engine.submit(tokens(9), SCORED).wait()
+    with_hook.remove()
+    assert len(seen) == len(during.token_ids)
+    assert during.token_ids == before.token_ids
+    assert_close(scored(during), scored(before))
+    assert_like_plain(llama, during)
+
+
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_attention_heads": 4}
 REFUSED = {
     "bloom": SMALL | {"n_layer": 2, "n_head": 4},
