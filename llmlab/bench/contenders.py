@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Protocol
 
 from llmlab.bench.job import Job, Served, Settings
-from llmlab.bench.workloads import GENERATE, GENERATE_BATCH, LLMLAB, UNRECORDED
+from llmlab.bench.workloads import GENERATE, GENERATE_BATCH, LLMLAB
 from llmlab.errors import InvalidParameter
 from llmlab.lab import Lab
 
@@ -37,6 +37,7 @@ class LlmlabContender:
     def serve(self, job: Job) -> Served:
         """All prompts are submitted at once; the engine's thread serves them."""
         lab = self._lab(job.prefix_cache)
+        lab.engine.recorder.enabled = job.record
         params = {"max_tokens": job.new_tokens, "ignore_eos": True, "cache_salt": job.salt}
         start = perf_counter()
         runs = [lab.submit(prompt, **params) for prompt in job.prompts]
@@ -67,7 +68,6 @@ class LlmlabContender:
                 dtype=self.settings.dtype,
                 threads=self.settings.threads,
                 prefix_cache="hash" if prefix_cache else "off",
-                record=self.settings.contender != UNRECORDED,
             )
         return self.labs[prefix_cache]
 
@@ -89,7 +89,7 @@ def outside_forward(lab: Lab, request_ids: list[str]) -> float:
 
 def make_contender(settings: Settings) -> Contender:
     """The contender that ``settings`` names."""
-    if settings.contender in (LLMLAB, UNRECORDED):
+    if settings.contender == LLMLAB:
         return LlmlabContender(settings)
     from llmlab.bench.peers import ContinuousBatching, Generate
 

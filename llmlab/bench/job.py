@@ -29,7 +29,7 @@ class Job:
 
     ``prefix_cache=False`` turns sharing of computed prefixes off. Jobs of one ``salt`` may share, others may not:
     the first of a salt meets an empty cache. ``shared_tokens`` leading tokens are the same in all prompts.
-    ``phases`` asks for the part of the step time that is outside the forward pass.
+    ``phases`` asks for the part of the step time that is outside the forward pass; ``record=False`` keeps no trace.
     """
 
     prompts: list[list[int]]
@@ -38,6 +38,7 @@ class Job:
     salt: str = ""
     shared_tokens: int = 0
     phases: bool = False
+    record: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from llmlab.bench.job import Served, Settings
 from llmlab.bench.process import WorkerProcess
-from llmlab.bench.workloads import CONTENDERS, FULL, LLMLAB, QUICK, UNRECORDED, Draw, Workload, by_name
+from llmlab.bench.workloads import CONTENDERS, FULL, LLMLAB, QUICK, Draw, Workload, by_name
 from llmlab.errors import InvalidParameter
 from llmlab.opening import MOCK
 
@@ -48,12 +48,8 @@ class Plan:
         return plan
 
     def of(self, workload: Workload) -> tuple[str, ...]:
-        """The contenders that take part in ``workload``; a variant of llmlab wherever llmlab does."""
-        return tuple(
-            name
-            for name in workload.contenders
-            if name in self.contenders or (name == UNRECORDED and LLMLAB in self.contenders)
-        )
+        """The contenders that take part in ``workload``."""
+        return tuple(name for name in workload.contenders if name in self.contenders)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmlab.bench.measure import Plan, Sample
 from llmlab.bench.targets import TARGETS, Target
-from llmlab.bench.workloads import CONTENDERS, GENERATE, GENERATE_BATCH, LLMLAB, UNRECORDED, Metric, by_name
+from llmlab.bench.workloads import CONTENDERS, GENERATE, GENERATE_BATCH, LLMLAB, Metric, by_name
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -122,8 +122,6 @@ def _dtype_table(plan: Plan, samples: Sequence[Sample], dtype: str) -> Table:
             better = {peer: advantage(samples, dtype, workload.name, metric, peer) for peer in PEERS}
             cells = [_cell(found.get(name), better.get(name)) for name in names]
             table.add_row(workload.name, metric.name, *cells)
-            if UNRECORDED in found:
-                table.add_row(workload.name, f"{metric.name}, unrecorded", _cell(found[UNRECORDED], None))
     return table
 
 

@@ -80,3 +80,13 @@ def test_every_workload_reads_the_metrics_it_declares():
         made = jobs(workload.name)
         figures = workload.read(made, [answer] * len(made))
         assert figures.keys() == {metric.name for metric in workload.metrics}
+
+
+def test_tracing_compares_equal_work_in_an_order_that_cancels_drift():
+    workload = by_name()["tracing"]
+    jobs = workload.jobs(Draw("tracing", 1, 49152, QUICK))
+    assert [job.record for job in jobs] == [True, False, False, True]
+    assert len({job.salt for job in jobs}) == 4, "no job may find another's prefixes"
+    assert len({str(job.prompts) for job in jobs}) == 1
+    served = [Served(seconds, []) for seconds in (4.0, 3.0, 5.0, 6.0)]
+    assert workload.read(jobs, served) == {"recorded_s": 5.0, "unrecorded_s": 4.0}
