@@ -7,14 +7,36 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
+from jinja2 import TemplateError
+
 from llmlab.engine.engine import Engine
 from llmlab.engine.params import SamplingParams
 from llmlab.engine.run import Run
-from llmlab.errors import InvalidParameter
+from llmlab.errors import EmptyPrompt, InvalidParameter
 from llmlab.trace.events import Span
 from llmlab.trace.trace import Trace
 
 Prompt = str | Sequence[dict[str, Any]] | Sequence[int]
+
+
+def check_prompt_shape(prompt: object) -> None:
+    """Refuse what is neither text, messages nor token ids, saying what would work."""
+    if isinstance(prompt, str):
+        if not prompt:
+            raise EmptyPrompt("the prompt is empty: give some text")
+        return
+    if isinstance(prompt, dict):
+        raise InvalidParameter("the prompt is one message: put it into a list")
+    if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
+        kind = type(prompt).__name__
+        raise InvalidParameter(f"the prompt is of type {kind}: give text, a list of messages, or a list of token ids")
+    if all(type(item) is int for item in prompt):
+        return
+    for message in prompt:
+        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+            raise InvalidParameter(f"message {message!r} must be a dict with 'role' and 'content'")
+        if not isinstance(message["content"], str):
+            raise InvalidParameter(f"the content of message {message!r} must be text")
 
 
 class Lab:
@@ -48,6 +70,7 @@ class Lab:
 
     def _encode(self, prompt: Prompt, system: str | None, raw: bool, request_id: str) -> tuple[str | None, list[int]]:
         """The rendered text (``None`` for token ids) and the ids, each stage on the clock."""
+        check_prompt_shape(prompt)
         if not isinstance(prompt, str) and all(type(item) is int for item in prompt):
             if system is not None:
                 raise InvalidParameter("system= needs a text prompt or messages, not token ids")
@@ -66,13 +89,12 @@ class Lab:
                 raise InvalidParameter("system= needs a chat template: leave out raw=True, or use another model")
             return prompt, False
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        for message in messages:
-            if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-                raise InvalidParameter(f"message {message!r} must be a dict with 'role' and 'content'")
         if system is not None:
             messages = [{"role": "system", "content": system}, *messages]
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return text, True
+        try:
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True), True
+        except (TemplateError, TypeError, ValueError) as error:
+            raise InvalidParameter(f"the model's chat template does not take these messages: {error}") from error
 
     def _span(self, name: str, start: int, end: int, request_id: str) -> None:
         if self.engine.recorder.enabled:

@@ -175,6 +175,8 @@ class Run:
                     break
                 if cursor == len(self._deltas):
                     await self._await_change_async(changed)
+                else:
+                    await asyncio.sleep(0)  # a fast engine must not keep the event loop from its other tasks
             self._checked()
         finally:
             with self._changed:
@@ -213,8 +215,10 @@ class Run:
                 self._changed.wait(POLL_S if left is None else min(left, POLL_S))
 
     async def _await_change_async(self, changed: asyncio.Event) -> None:
+        # not wait_for: in Python 3.11 it loses a cancellation that arrives together with the event
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(changed.wait(), POLL_S)
+            async with asyncio.timeout(POLL_S):
+                await changed.wait()
         if self._engine.has_failed:
             raise EngineStopped(f"the engine's thread ended while {self!r} was open: see its traceback, open another")
 

@@ -275,11 +275,24 @@ def _eos_token_ids(generation_config: Any, tokenizer: PreTrainedTokenizerBase) -
 
 @contextmanager
 def _naming_errors(found: ResolvedModel) -> Iterator[None]:
-    """transformers' ``OSError`` for files it could not find or fetch becomes our named error."""
+    """What transformers raises for files it could not find, fetch, read or fit together becomes our named error."""
+    from safetensors import SafetensorError
+
     try:
         yield
     except FetchError:
         raise
+    except SafetensorError as error:
+        raise FetchError(
+            f"a weights file of {found.name!r} is damaged: fetch it again. {_first_line(error)}"
+        ) from error
+    except RuntimeError as error:
+        if "mismatch" not in str(error):
+            raise
+        raise UnsupportedModel(
+            f"the weights of {found.name!r} do not fit its config.json: they must come from the same model. "
+            f"{_first_line(error)}"
+        ) from error
     except OSError as error:
         where = "from the hub: check the name and the network" if found.from_hub else f"from {found.path_or_id}"
         raise FetchError(f"{found.name!r} could not be loaded {where}. {_first_line(error)}") from error

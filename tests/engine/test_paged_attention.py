@@ -295,6 +295,14 @@ def test_a_family_that_cannot_be_served_is_refused_by_name(kind):
         build_runner(as_loaded(model), block_size=4, num_blocks=16)
 
 
+def test_an_encoder_is_not_served_as_a_decoder():
+    model = random_model("bert", **SMALL, num_hidden_layers=2, intermediate_size=64)
+    for parameter in model.parameters():
+        parameter.data.mul_(10)  # as in a trained model, what a token attends to decides its logits
+    with pytest.raises(UnsupportedModel, match="encoder"):
+        build_runner(as_loaded(model), block_size=4, num_blocks=16)
+
+
 def test_a_refused_optimization_falls_back_to_fresh_untouched_weights(llama, monkeypatch):
     broken = family("llama")
 

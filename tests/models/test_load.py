@@ -228,3 +228,16 @@ def test_model_larger_than_free_memory_is_spread_over_devices(monkeypatch):
     numbered = torch.device("cuda", 1)
     assert placement(config, numbered, torch.float32) == {"device_map": {"": numbered}}
     assert placement(config, torch.device("cpu"), torch.float32) == {}
+
+
+def test_damaged_and_mismatched_weights_are_named(folder):
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(FetchError, match="damaged"):
+        load(folder, device="cpu")
+    weights.write_bytes(whole)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 40}))
+    with pytest.raises(UnsupportedModel, match="do not fit"):
+        load(folder, device="cpu")
