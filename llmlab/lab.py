@@ -78,7 +78,10 @@ class Lab:
         start = perf_counter_ns()
         text, templated = self._render(prompt, system, raw)
         rendered = perf_counter_ns()
-        ids = self.tokenizer.encode(text, add_special_tokens=not templated)
+        try:
+            ids = self.tokenizer.encode(text, add_special_tokens=not templated)
+        except (TypeError, UnicodeError) as error:
+            raise InvalidParameter(f"the prompt is not Unicode text that can be encoded: {error}") from error
         self._span("render template", start, rendered, request_id)
         self._span("tokenize", rendered, perf_counter_ns(), request_id)
         return text, list(ids)

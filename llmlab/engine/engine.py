@@ -19,7 +19,7 @@ from llmlab.engine.info import engine_info
 from llmlab.engine.journal import Journal
 from llmlab.engine.params import SamplingParams
 from llmlab.engine.request import Request, Status, StopReason
-from llmlab.engine.run import Run
+from llmlab.engine.run import POLL_S, Delta, Ending, Run
 from llmlab.engine.runner import Runner
 from llmlab.engine.scheduler import Scheduler, SchedulerConfig
 from llmlab.engine.sequence import Sequence
@@ -66,6 +66,7 @@ class Engine:
         self._inbox: deque[Callable[[], None]] = deque()
         self._ids, self._arrivals = count(), count()
         self._step_lock, self._wake = threading.RLock(), threading.Event()
+        self._thread_lock = threading.Lock()  # guards the pair (_thread, _stopping) and _closed
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._executor = StepExecutor(self)
@@ -89,6 +90,8 @@ class Engine:
     ) -> Run:
         """Queue a prompt. Lower ``priority`` goes first, then first come, first served.
 
+        A ``request_id`` of your own should be used once, or the trace cannot tell the requests apart.
+
         Raises ``EmptyPrompt``, ``InvalidParameter``, ``ContextOverflow`` or ``PoolTooSmall``; nothing is queued then.
         """
         if self._closed:
@@ -97,18 +100,22 @@ class Engine:
         params.check_vocab(self.capacity.vocab_size)
         ids = check_prompt(prompt_token_ids, self.capacity)
         max_tokens = resolve_max_tokens(len(ids), params, self.capacity)
-        if not isinstance(priority, int):
-            raise InvalidParameter(f"priority={priority!r} must be an integer; lower goes first")
+        if type(priority) is not int or abs(priority) >= 2**63:
+            raise InvalidParameter(f"priority={priority!r} must be an integer of 64 bits; lower goes first")
         first = request_id or self.new_id()
-        if first in self._open_ids:
-            raise InvalidParameter(f"request id {first!r} is in use: leave it out to get a fresh one")
         requests = self._make_requests(first, ids, params, max_tokens, priority)
         self.scheduler.check_fits(requests[0])
-        run = Run(self, [request.id for request in requests], ids, params)
-        self._open_ids.update(request.id for request in requests)
+        names = [request.id for request in requests]
+        with self._thread_lock:
+            if taken := self._open_ids.intersection(names):
+                raise InvalidParameter(f"request id {min(taken)!r} is in use: leave it out to get a fresh one")
+            self._open_ids.update(names)
+        run = Run(self, names, ids, params)
         for request in requests:
             self._announce(request, prompt)
         self._post(lambda: self._enqueue(requests, run))
+        if self._closed:  # closed meanwhile: nobody else would end it
+            self.close()
         return run
 
     def _make_requests(
@@ -147,12 +154,21 @@ class Engine:
             )
 
     def _enqueue(self, requests: list[Request], run: Run) -> None:
-        for request in requests:
-            detokenizer = Detokenizer(
-                self.tokenizer, request.prompt_token_ids, request.params.stop, request.params.include_stop
-            )
-            self._sequences[request.id] = Sequence(request, run, detokenizer, self.eos_token_ids)
+        try:
+            sequences = [self._follow(request, run) for request in requests]
+        except Exception as error:  # the tokenizer's, not ours: this run fails, others go on
+            run.fail(LabError(f"run {run.id} could not start: {type(error).__name__}: {error}"))
+            for request in requests:
+                self._open_ids.discard(request.id)
+                self._tell_end(request, run, Delta(request.sample, "", (), True), StopReason.ERROR)
+            return
+        self._sequences |= {sequence.request.id: sequence for sequence in sequences}
         self.scheduler.add(requests[0])
+
+    def _follow(self, request: Request, run: Run) -> Sequence:
+        params = request.params
+        detokenizer = Detokenizer(self.tokenizer, request.prompt_token_ids, params.stop, params.include_stop)
+        return Sequence(request, run, detokenizer, self.eos_token_ids)
 
     def abort(self, run: Run) -> None:
         """Drop a run before the next step, in whatever phase it is."""
@@ -174,9 +190,12 @@ class Engine:
         request.children = []
         del self._sequences[request.id]
         self._open_ids.discard(request.id)
-        delta, ending = sequence.take_delta(reason)
+        delta, _ = sequence.take_delta(reason)
+        self._executor.record_text(sequence, delta.text)
+        self._tell_end(request, sequence.run, delta, reason)
+
+    def _tell_end(self, request: Request, run: Run, delta: Delta, reason: StopReason) -> None:
         if self.recorder.enabled:
-            self._executor.record_text(sequence, delta.text)
             self.recorder.emit(
                 RequestFinished(
                     perf_counter_ns(),
@@ -187,7 +206,7 @@ class Engine:
                     request.usage(),
                 )
             )
-        sequence.run.add(delta, ending)
+        run.add(delta, Ending(str(reason), request.stop_sequence, request.usage()))
 
     def is_live(self, request: Request) -> bool:
         """Whether the request has not ended."""
@@ -235,35 +254,39 @@ class Engine:
     @property
     def is_running(self) -> bool:
         """Whether the background thread is stepping."""
-        return self._thread is not None and self._thread.is_alive() and not self._stopping.is_set()
+        thread, stopping = self._thread, self._stopping
+        return thread is not None and thread.is_alive() and not stopping.is_set()
 
     @property
     def has_failed(self) -> bool:
         """Whether the background thread ended without being asked to: a mistake of ours."""
-        return self._thread is not None and not self._thread.is_alive() and not self._stopping.is_set()
+        thread, stopping = self._thread, self._stopping
+        return thread is not None and not thread.is_alive() and not stopping.is_set()
 
     def start(self) -> None:
         """Step on a background thread whenever there is work; does nothing when it already does."""
-        with self._step_lock:
+        with self._thread_lock:
             if self.is_running or self._closed:
                 return
             # an event of its own: a thread that is still ending cannot be revived by starting the next
             self._stopping = threading.Event()
             loop = threading.Thread(target=self._loop, args=(self._stopping,), name="llmlab-engine", daemon=True)
-            self._thread = loop
             loop.start()
+            self._thread = loop
 
     def stop(self) -> None:
         """Stop the thread after its current step. Open requests stay, to be stepped by hand or after a restart."""
-        self._stopping.set()
+        with self._thread_lock:  # one thread with its own event, never the one that start() just made
+            self._stopping.set()
+            thread, self._thread = self._thread, None
         self._wake.set()
-        thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
     def close(self) -> None:
         """Stop, and end every open request with :class:`~llmlab.errors.EngineStopped`."""
-        self._closed = True
+        with self._thread_lock:
+            self._closed = True
         self.stop()
         with self._step_lock:
             self._drain_inbox()
@@ -275,7 +298,7 @@ class Engine:
         while not stopping.is_set():
             self._wake.clear()
             if not self.step() and not stopping.is_set():
-                self._wake.wait()
+                self._wake.wait(POLL_S)
 
     # -- trace ----------------------------------------------------------------------------------------------
 

@@ -207,6 +207,8 @@ class Run:
         left = None if deadline is None else deadline - monotonic()
         if left is not None and left <= 0:
             raise TimeoutError(f"{self!r} did not finish in time; it goes on: wait again, or abort it")
+        if self._engine.has_failed:
+            raise EngineStopped(f"the engine's thread ended while {self!r} was open: see its traceback, open another")
         if not self._engine.is_running:
             self._engine.step()
             return

@@ -18,6 +18,8 @@ from llmlab.trace.events import Event
 
 FORMAT = "llmlab-trace"
 VERSION = 1
+MAX_LINE = 16_000_000
+"""Bytes of one event: parsing can take a hundred times as much memory, so a longer line is not even tried."""
 MAX_BYTES = 1_000_000_000
 
 
@@ -57,8 +59,10 @@ def load(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> tuple[list[Even
 def _lines(file: BinaryIO, path: str | os.PathLike, max_bytes: int) -> Iterator[bytes]:
     left = max_bytes
     try:
-        while line := file.readline(left + 1):
+        while line := file.readline(min(left, MAX_LINE) + 1):
             left -= len(line)
+            if len(line) > MAX_LINE:
+                raise TraceFormatError(f"{os.fspath(path)} holds a line of more than {MAX_LINE:,} bytes: not a trace")
             if left < 0:
                 raise TraceFormatError(
                     f"{os.fspath(path)} unpacks to more than {max_bytes:,} bytes: pass a larger "
@@ -89,7 +93,11 @@ def _read_header(line: bytes, path: str | os.PathLike) -> tuple[str, ...]:
 @contextmanager
 def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
     """A file that takes the place of ``path`` when the body ends, and vanishes when it fails."""
-    target = Path(path)
+    target = Path(path).resolve()  # through a symbolic link, which stays
+    if target.exists() and not target.is_file():  # /dev/null, a pipe: written to, never replaced
+        with open(target, "wb") as file:
+            yield file
+        return
     temporary = target.with_name(f".{target.name}.{uuid4().hex}.tmp")
     try:
         with open(temporary, "xb") as file:

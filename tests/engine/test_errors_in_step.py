@@ -17,7 +17,7 @@ from mock_serving import (
 from llmlab.engine.engine import Engine
 from llmlab.engine.mock_runner import MockModel
 from llmlab.engine.params import SamplingParams
-from llmlab.errors import InvalidLogits, LabError
+from llmlab.errors import InvalidLogits, InvalidParameter, LabError
 from llmlab.models.byte_tokenizer import ByteTokenizer
 
 
@@ -273,3 +273,31 @@ def test_blocks_of_a_request_with_unusable_logits_cannot_be_hit():
     assert again.usage["cached_tokens"] == 0
     assert again.token_ids == continuation(prompt(20, 0), 8)
     assert_sound(engine)
+
+
+def test_a_tokenizer_that_fails_ends_its_run_and_not_the_thread():
+    class Broken(ByteTokenizer):
+        def decode(self, ids, **options):
+            if self.broken:
+                raise RuntimeError("no such piece")
+            return super().decode(ids, **options)
+
+    tokenizer = Broken()
+    tokenizer.broken = True
+    engine = Engine(MockModel(num_blocks=16), tokenizer)
+    engine.start()
+    failed = engine.submit(prompt(5), greedy(4))
+    with pytest.raises(LabError, match="no such piece"):
+        failed.wait(10)
+    tokenizer.broken = False
+    assert engine.submit(prompt(5), greedy(4)).wait(10).token_ids == continuation(prompt(5), 4)
+    engine.close()
+
+
+def test_ids_of_samples_cannot_be_taken_twice():
+    engine = mock_engine()
+    engine.submit(prompt(5), greedy(4), request_id="a.1")
+    with pytest.raises(InvalidParameter, match=r"'a\.1' is in use"):
+        engine.submit(prompt(5), greedy(4, n=2), request_id="a")
+    engine.run_until_idle()
+    assert_all_returned(engine)

@@ -193,3 +193,22 @@ def test_submitting_to_a_closed_engine_is_refused():
     engine.close()
     with pytest.raises(EngineStopped):
         engine.submit(prompt(5), greedy(4))
+
+
+def test_stopping_and_starting_from_many_threads_leaves_at_most_one_thread():
+    engine = mock_engine()
+    runs = [engine.submit(prompt(5, i), greedy(40)) for i in range(4)]
+
+    def switch(times: int) -> None:
+        for _ in range(times):
+            engine.start()
+            engine.stop()
+
+    threads = [threading.Thread(target=switch, args=(50,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in threads)
+    assert not any(thread.name == "llmlab-engine" for thread in threading.enumerate())
+    assert all(run.wait(10).token_ids == continuation(run.prompt_token_ids, 40) for run in runs)

@@ -3,7 +3,9 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import re
+import stat
 
 import pandas as pd
 import pytest
@@ -188,3 +190,29 @@ def test_a_decompression_bomb_is_stopped_early(tmp_path):
 def test_a_missing_file_is_the_usual_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         Trace.load(tmp_path / "nowhere")
+
+
+def test_saving_writes_through_links_and_into_pipes(tmp_path):
+    trace = Trace(ONE_OF_EACH)
+    target, link = tmp_path / "real.gz", tmp_path / "link.gz"
+    link.symlink_to(target)
+    trace.save(link)
+    assert link.is_symlink()
+    assert Trace.load(target).events == trace.events
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        trace.save(pipe)
+        assert stat.S_ISFIFO(pipe.stat().st_mode)
+        assert os.read(reader, 2) == b"\x1f\x8b"
+    finally:
+        os.close(reader)
+
+
+def test_a_line_too_long_to_be_an_event_is_not_parsed(tmp_path):
+    path = Trace(ONE_OF_EACH).save(tmp_path / "t.gz")
+    with gzip.open(path, "ab") as file:
+        file.write(b"[" * 16_000_001)
+    with pytest.raises(TraceFormatError, match="16,000,000"):
+        Trace.load(path)
