@@ -66,7 +66,7 @@ class Engine:
         self._inbox: deque[Callable[[], None]] = deque()
         self._ids, self._arrivals = count(), count()
         self._step_lock, self._wake = threading.RLock(), threading.Event()
-        self._thread_lock = threading.Lock()  # guards the pair (_thread, _stopping) and _closed
+        self._thread_lock = threading.Lock()  # guards (_thread, _stopping), _closed and _open_ids
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._executor = StepExecutor(self)
