@@ -39,6 +39,10 @@ class InvalidLogits(LabError, ArithmeticError):
     """The model produced NaN or infinite logits for a request; other requests go on."""
 
 
+class ConstraintError(LabError, RuntimeError):
+    """A request's constraint failed or left no token to choose; other requests go on."""
+
+
 class EngineStopped(LabError, RuntimeError):
     """The engine's thread ended, so requests that were still open cannot finish."""
 
@@ -53,3 +57,23 @@ class UnknownRequest(LabError, LookupError):
 
 class BenchError(LabError, RuntimeError):
     """A contender of the benchmark could not start, failed a job, or died."""
+
+
+class TranscriptError(LabError, OSError):
+    """A session file is too large, not a plain file, or could not be written."""
+
+
+class CompactionFailed(LabError, RuntimeError):
+    """The model gave no summary, so the conversation stays as long as it is."""
+
+
+class MissingExtra(LabError, ImportError):
+    """An optional package is not installed; the message names it."""
+
+
+class ProxyFailed(LabError, OSError):
+    """The teaching proxy could not open a port on this machine."""
+
+
+class ClaimsError(LabError, ValueError):
+    """The table of claims is missing or is not one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
@@ -15,6 +15,9 @@ from llmlab.engine.run import Run
 from llmlab.errors import EmptyPrompt, InvalidParameter
 from llmlab.trace.events import Span
 from llmlab.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from llmlab.gateway.server import Server
 
 Prompt = str | Sequence[dict[str, Any]] | Sequence[int]
 
@@ -47,6 +50,7 @@ class Lab:
         self.model = model
         self.model_path = None if model_path is None else Path(model_path)
         self.loaded = loaded
+        self._servers: list[Server] = []
 
     # -- requests -------------------------------------------------------------------------------------------
 
@@ -99,6 +103,27 @@ class Lab:
         except (TemplateError, TypeError, ValueError) as error:
             raise InvalidParameter(f"the model's chat template does not take these messages: {error}") from error
 
+    # -- serving --------------------------------------------------------------------------------------------
+
+    def serve(self, port: int = 0, **settings: Any) -> Server:
+        """Serve this lab to clients of both wire protocols, on a thread of its own; returns once it listens.
+
+        ``settings`` are the fields of :class:`~llmlab.gateway.settings.Settings`; port 0 takes a free one, ``.url``
+        tells which. Everything that crosses the wire is recorded in :attr:`trace`. Close the server, or the lab.
+
+        Raises ``InvalidParameter``, and ``LabError`` when the port is in use.
+        """
+        from llmlab.gateway.app import Gateway
+        from llmlab.gateway.engine_backend import EngineBackend
+        from llmlab.gateway.server import Server
+        from llmlab.gateway.settings import Settings
+
+        chosen = Settings(port=port, **settings)
+        recorder = self.engine.recorder
+        server = Server(Gateway([EngineBackend(self, chosen, recorder)], chosen, recorder)).start()
+        self._servers.append(server)
+        return server
+
     def _span(self, name: str, start: int, end: int, request_id: str) -> None:
         if self.engine.recorder.enabled:
             self.engine.recorder.emit(Span(start, end, name, request_id))
@@ -111,7 +136,9 @@ class Lab:
         return self.engine.trace
 
     def close(self) -> None:
-        """Stop the engine; open runs end with :class:`~llmlab.errors.EngineStopped`."""
+        """Stop the servers, then the engine; open runs end with :class:`~llmlab.errors.EngineStopped`."""
+        for server in self._servers:
+            server.close()
         self.engine.close()
 
     def __enter__(self) -> Lab:

@@ -29,6 +29,9 @@ def bench(
         int | None, typer.Option(min=1, help="Rounds that count.", show_default="5, with --quick 2")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Shorter workloads; targets are not judged.")] = False,
+    wire: Annotated[
+        bool, typer.Option("--wire", help="Only what HTTP and server-sent events add, on the model without weights.")
+    ] = False,
     model: Model = DEFAULT_MODEL,
     device: Device = "cpu",
     json_file: Annotated[
@@ -42,6 +45,9 @@ def bench(
     """
     from rich.text import Text
 
+    if wire:
+        _bench_wire(repeats or (2 if quick else 5), json_file)
+        return
     from llmlab.bench.measure import Plan, run_benchmark
     from llmlab.bench.report import report_object, report_tables
 
@@ -63,6 +69,18 @@ def bench(
             console.print(table)
     if json_file is not None:
         _write(json_file, json.dumps(report_object(plan, samples, sys.argv[1:]), indent=1))
+
+
+def _bench_wire(rounds: int, json_file: str | None) -> None:
+    from llmlab.bench.wire import measure_wire, wire_object, wire_table
+
+    _check_target(json_file)
+    with stderr_console().status("measuring the wire"):
+        figures = measure_wire(rounds)
+    if json_file != TO_STDOUT:
+        stdout_console().print(wire_table(figures))
+    if json_file is not None:
+        _write(json_file, json.dumps(wire_object(figures), indent=1))
 
 
 def _names(text: str) -> list[str]:

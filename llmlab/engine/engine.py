@@ -14,6 +14,7 @@ from time import perf_counter_ns
 
 from llmlab.engine.admission import check_prompt, resolve_max_tokens
 from llmlab.engine.blocks import BlockPool
+from llmlab.engine.constraint import Constraint
 from llmlab.engine.detokenizer import Detokenizer
 from llmlab.engine.info import engine_info
 from llmlab.engine.journal import Journal
@@ -87,12 +88,15 @@ class Engine:
         priority: int = 0,
         prompt: str | None = None,
         request_id: str | None = None,
+        constraint: Callable[[], Constraint] | None = None,
     ) -> Run:
         """Queue a prompt. Lower ``priority`` goes first, then first come, first served.
 
-        A ``request_id`` of your own should be used once, or the trace cannot tell the requests apart.
+        A ``request_id`` of your own should be used once, or the trace cannot tell the requests apart. ``constraint``
+        is called here, once for every sample, to make what will steer that sample's tokens.
 
-        Raises ``EmptyPrompt``, ``InvalidParameter``, ``ContextOverflow`` or ``PoolTooSmall``; nothing is queued then.
+        Raises ``EmptyPrompt``, ``InvalidParameter``, ``ContextOverflow`` or ``PoolTooSmall``, or what ``constraint``
+        raises; nothing is queued then.
         """
         if self._closed:
             raise EngineStopped("the engine is closed: open another")
@@ -106,6 +110,7 @@ class Engine:
         requests = self._make_requests(first, ids, params, max_tokens, priority)
         self.scheduler.check_fits(requests[0])
         names = [request.id for request in requests]
+        constraints = [None if constraint is None else constraint() for _ in requests]
         with self._thread_lock:
             if taken := self._open_ids.intersection(names):
                 raise InvalidParameter(f"request id {min(taken)!r} is in use: leave it out to get a fresh one")
@@ -113,7 +118,7 @@ class Engine:
         run = Run(self, names, ids, params)
         for request in requests:
             self._announce(request, prompt)
-        self._post(lambda: self._enqueue(requests, run))
+        self._post(lambda: self._enqueue(requests, run, constraints))
         if self._closed:  # closed meanwhile: nobody else would end it
             self.close()
         return run
@@ -153,9 +158,9 @@ class Engine:
                 )
             )
 
-    def _enqueue(self, requests: list[Request], run: Run) -> None:
+    def _enqueue(self, requests: list[Request], run: Run, constraints: list[Constraint | None]) -> None:
         try:
-            sequences = [self._follow(request, run) for request in requests]
+            sequences = [self._follow(request, run, c) for request, c in zip(requests, constraints, strict=True)]
         except Exception as error:  # the tokenizer's, not ours: this run fails, others go on
             run.fail(LabError(f"run {run.id} could not start: {type(error).__name__}: {error}"))
             for request in requests:
@@ -165,10 +170,10 @@ class Engine:
         self._sequences |= {sequence.request.id: sequence for sequence in sequences}
         self.scheduler.add(requests[0])
 
-    def _follow(self, request: Request, run: Run) -> Sequence:
+    def _follow(self, request: Request, run: Run, constraint: Constraint | None) -> Sequence:
         params = request.params
         detokenizer = Detokenizer(self.tokenizer, request.prompt_token_ids, params.stop, params.include_stop)
-        return Sequence(request, run, detokenizer, self.eos_token_ids)
+        return Sequence(request, run, detokenizer, self.eos_token_ids, constraint)
 
     def abort(self, run: Run) -> None:
         """Drop a run before the next step, in whatever phase it is."""

@@ -23,7 +23,8 @@ MAX_STOP_LENGTH = 256
 class SamplingParams:
     """Sampling and stopping rules of one request. Greedy by default, so that a run repeats.
 
-    ``max_tokens``: most output tokens; ``None`` means until the context (or the pool) is full.
+    ``max_tokens``: most output tokens; ``None`` means until the context (or the pool) is full; 0 computes and caches
+    the prompt and samples nothing (pre-warming), which needs ``n=1``.
     ``min_tokens``: EOS and stop ids are forbidden, stop strings ignored, before this many output tokens.
     ``temperature``: 0 (or below 1e-5) is greedy; at most 100.
     ``top_k``: 0 (or -1) is off. ``top_p``: 1 is off. ``min_p``: 0 is off.
@@ -73,9 +74,11 @@ class SamplingParams:
                 f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}; "
                 "lower min_tokens or raise max_tokens"
             )
+        if self.max_tokens == 0 and self.n > 1:
+            raise InvalidParameter(f"n={self.n} samples need max_tokens of at least 1; max_tokens=0 samples nothing")
 
     def _check_counts(self) -> None:
-        self._set_integer("max_tokens", 1, optional=True)
+        self._set_integer("max_tokens", 0, optional=True)
         self._set_integer("min_tokens", 0)
         self._set_integer("top_k", -1)
         self._set_integer("n", 1, MAX_SAMPLES)

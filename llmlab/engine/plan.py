@@ -33,7 +33,8 @@ class Reason(StrEnum):
 class ScheduledRow:
     """Positions ``start .. start + num_tokens - 1`` of one request, to be computed in this step.
 
-    ``samples``: the row reaches the end of the request's tokens, so its last position gives a new one.
+    ``samples``: the row reaches the end of the request's tokens, so its last position gives a new one (unless the
+    request asked for none).
     ``num_logits``: how many of the row's last positions need logits: one to sample, all for prompt logprobs.
     """
 

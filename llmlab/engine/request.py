@@ -18,7 +18,10 @@ class Status(StrEnum):
 
 
 class StopReason(StrEnum):
-    """Why a request ended, in the engine's own terms (each API has its own words for these)."""
+    """Why a request ended, in the engine's own terms (each API has its own words for these).
+
+    ``EOS`` also stands for a constraint after which only EOS could follow: the output then has no EOS token.
+    """
 
     EOS = "eos"
     STOP_TOKEN = "stop_token"
@@ -96,6 +99,11 @@ class Request:
     def order(self) -> tuple[int, int]:
         """First come, first served within a priority; lower sorts first."""
         return (self.priority, self.arrival)
+
+    @property
+    def is_prewarm(self) -> bool:
+        """Whether the prompt is only to be computed and cached (``max_tokens=0``)."""
+        return self.max_tokens == 0
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import AsyncIterator, Generator, Iterator
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from llmlab.engine.listener import Listener
 from llmlab.engine.params import SamplingParams
 from llmlab.errors import EngineStopped, LabError
 
@@ -66,6 +66,9 @@ class Run:
     unfinished run is aborted on leaving.
 
     When the engine has no background thread, waiting on a run steps the engine.
+
+    ``num_cached``: prompt tokens that the prefix cache served; ``None`` until the request is admitted, known before
+    the first delta can be seen.
     """
 
     def __init__(
@@ -76,11 +79,12 @@ class Run:
         self.params = params
         self.outputs = [Output(request_id) for request_id in request_ids]
         self.prompt_logprobs: list[tuple[float, tuple[tuple[int, float], ...]]] = []
+        self.num_cached: int | None = None
         self.error: LabError | None = None
         self._engine = engine
         self._deltas: list[Delta] = []
         self._changed = threading.Condition()
-        self._listeners: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+        self._listeners: list[Listener] = []
 
     # -- results --------------------------------------------------------------------------------------------
 
@@ -161,24 +165,25 @@ class Run:
     async def adeltas(self) -> AsyncIterator[Delta]:
         """:meth:`deltas` for ``async for``. Needs the engine's background thread, which is started if need be."""
         self._engine.start()
-        cursor, changed = 0, asyncio.Event()
-        listener = (asyncio.get_running_loop(), changed)
+        cursor, listener = 0, Listener(lambda: self._engine.has_failed, POLL_S)
         with self._changed:
             self._listeners.append(listener)
         try:
             while True:
-                changed.clear()
+                listener.clear()
                 while cursor < len(self._deltas):
                     yield self._deltas[cursor]
                     cursor += 1
                 if self.finished and cursor == len(self._deltas):
                     break
                 if cursor == len(self._deltas):
-                    await self._await_change_async(changed)
+                    await listener.wait()
+                    self._check_engine()
                 else:
                     await asyncio.sleep(0)  # a fast engine must not keep the event loop from its other tasks
             self._checked()
         finally:
+            listener.close()
             with self._changed:
                 self._listeners.remove(listener)
 
@@ -207,8 +212,7 @@ class Run:
         left = None if deadline is None else deadline - monotonic()
         if left is not None and left <= 0:
             raise TimeoutError(f"{self!r} did not finish in time; it goes on: wait again, or abort it")
-        if self._engine.has_failed:
-            raise EngineStopped(f"the engine's thread ended while {self!r} was open: see its traceback, open another")
+        self._check_engine()
         if not self._engine.is_running:
             self._engine.step()
             return
@@ -216,11 +220,7 @@ class Run:
             if len(self._deltas) <= seen and not self.finished:
                 self._changed.wait(POLL_S if left is None else min(left, POLL_S))
 
-    async def _await_change_async(self, changed: asyncio.Event) -> None:
-        # not wait_for: in Python 3.11 it loses a cancellation that arrives together with the event
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(POLL_S):
-                await changed.wait()
+    def _check_engine(self) -> None:
         if self._engine.has_failed:
             raise EngineStopped(f"the engine's thread ended while {self!r} was open: see its traceback, open another")
 
@@ -239,9 +239,8 @@ class Run:
                 output.stop_reason = ending.stop_reason
             self._changed.notify_all()
             listeners = list(self._listeners)
-        for loop, changed in listeners:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(changed.set)
+        for listener in listeners:
+            listener.ring()
 
     def fail(self, error: LabError) -> None:
         """Keep the first error; it is raised to whoever waits."""

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from llmlab.engine.constraint import Constraint
 from llmlab.engine.distribution import adjust_logits, argmax, draw, largest, probabilities
 from llmlab.engine.params import SamplingParams
 from llmlab.engine.uniform import uniform
+from llmlab.errors import ConstraintError, InvalidLogits, LabError
 
 SLICE_ELEMENTS = 2**22
 """Prompt logits are turned into float32 log-probabilities this many at a time (16 MiB)."""
@@ -25,7 +27,8 @@ class SampleInput:
 
     ``seed`` is the resolved one, ``sample`` the index within ``n``, ``position`` the absolute position of the
     token to be chosen, ``num_output`` how many were chosen before, ``eos_token_ids`` the model's.
-    ``prompt_ids`` and ``output_ids`` are read only if ``params.needs_adjustment``.
+    ``prompt_ids`` and ``output_ids`` are read only if ``params.needs_adjustment``; ``constraint`` masks the row
+    after penalties, biases and bans.
     """
 
     params: SamplingParams
@@ -36,6 +39,7 @@ class SampleInput:
     output_ids: Sequence[int]
     num_output: int
     eos_token_ids: tuple[int, ...]
+    constraint: Constraint | None = None
 
     @property
     def forbidden_ids(self) -> set[int]:
@@ -51,13 +55,15 @@ class Sampled:
     """One chosen token. ``logprob`` and ``top`` are natural logs under the model's own distribution.
 
     ``top`` holds ``(token_id, logprob)``, likeliest first, when ``params.logprobs`` asked for any. ``error``
-    says why no token could be chosen (``token_id`` is then -1 and ``logprob`` NaN), else it is ``None``.
+    says why no token could be chosen (``token_id`` is then -1 and ``logprob`` NaN), else it is ``None``;
+    ``error_type`` is what to raise then.
     """
 
     token_id: int
     logprob: float
     top: Top
     error: str | None
+    error_type: type[LabError] = InvalidLogits
 
 
 def sample(logits: Tensor, rows: Sequence[SampleInput]) -> list[Sampled]:
@@ -108,7 +114,9 @@ def _on_cpu(indices: list[int], *batches: Tensor) -> list[Sequence[Tensor]]:
 def _is_plain(row: SampleInput) -> bool:
     """Whether the largest raw logit is all there is to find."""
     params = row.params
-    return params.greedy and not params.needs_adjustment and not params.logprobs and row.num_output >= params.min_tokens
+    if row.constraint is not None or row.num_output < params.min_tokens:
+        return False
+    return params.greedy and not params.needs_adjustment and not params.logprobs
 
 
 def _sample_row(logits: Tensor, logprobs: Tensor, row: SampleInput) -> Sampled:
@@ -121,12 +129,31 @@ def _sample_row(logits: Tensor, logprobs: Tensor, row: SampleInput) -> Sampled:
         adjusted = adjust_logits(logits, row.params, row.prompt_ids, row.output_ids, forbidden)
     if float(adjusted.max()) == -math.inf:
         return Sampled(-1, math.nan, (), _all_forbidden(row))
+    if row.constraint is not None:
+        adjusted, problem = _constrain(adjusted, row)
+        if problem is not None:
+            return Sampled(-1, math.nan, (), problem, ConstraintError)
     if row.params.greedy:
         token_id = int(argmax(adjusted))
     else:
         u = uniform(row.seed, row.sample, row.position)
         token_id = draw(probabilities(adjusted, row.params), u)
     return Sampled(token_id, float(logprobs[token_id]), _top(logprobs, row.params.logprobs), None)
+
+
+def _constrain(logits: Tensor, row: SampleInput) -> tuple[Tensor, str | None]:
+    """The row as the constraint leaves it, or why it cannot be used. The model's own row stays as it is."""
+    try:
+        masked = row.constraint.mask(logits.clone())
+        best = float(masked.max())
+    except Exception as error:  # not ours: it ends its own request only
+        return logits, f"its constraint failed: {type(error).__name__}: {error}"
+    if masked.shape != logits.shape:
+        return logits, f"its constraint made {tuple(masked.shape)} of a row of shape {tuple(logits.shape)}"
+    if not math.isfinite(best):
+        banned = " that min_tokens does not forbid" if row.forbidden_ids else ""
+        return logits, f"its constraint allows no token{banned} here"
+    return masked, None
 
 
 def _top(logprobs: Tensor, k: int | None) -> Top:

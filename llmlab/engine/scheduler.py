@@ -57,7 +57,8 @@ class Scheduler:
 
     def check_fits(self, request: Request) -> None:
         """Refuse a request that could not finish even with the whole pool and batch to itself."""
-        positions = request.num_prompt + request.max_tokens - 1
+        # the last token chosen is never computed
+        positions = request.num_prompt + max(request.max_tokens - 1, 0)
         needed = self.pool.blocks_for(positions)
         if needed > self.pool.num_blocks:
             room = self.pool.num_blocks * self.pool.block_size + 1 - request.num_prompt
@@ -170,7 +171,7 @@ class Scheduler:
         start = request.num_computed
         is_prefill = start < request.num_prompt or request.lost > 0
         reason = self._running_reason(request, num_tokens, is_prefill)
-        samples = start + num_tokens == len(request.tokens)
+        samples = start + num_tokens == len(request.tokens) and not request.is_prewarm
         num_logits = num_tokens if request.wants_prompt_logprobs else int(samples)
         plan.rows.append(ScheduledRow(request, start, num_tokens, num_cached, is_prefill, samples, num_logits))
         request.waiting_for = ""

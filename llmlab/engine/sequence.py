@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from llmlab.engine.constraint import Constraint
 from llmlab.engine.detokenizer import Detokenizer
 from llmlab.engine.request import Request, StopReason
 from llmlab.engine.run import Delta, Ending, Run
@@ -12,12 +13,17 @@ from llmlab.engine.sampler import Sampled, SampleInput
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Pairs a :class:`Request` with its text and its :class:`Run`; ``new_text`` and ``new_ids`` wait to be sent."""
+    """Pairs a :class:`Request` with its text and its :class:`Run`; ``new_text`` and ``new_ids`` wait to be sent.
+
+    ``is_complete``: the constraint allows nothing but EOS after the tokens accepted so far.
+    """
 
     request: Request
     run: Run
     detokenizer: Detokenizer
     eos_token_ids: tuple[int, ...]
+    constraint: Constraint | None = None
+    is_complete: bool = False
     new_text: str = ""
     new_ids: list[int] = field(default_factory=list)
 
@@ -33,6 +39,7 @@ class Sequence:
             output_ids=request.output_token_ids if request.params.needs_adjustment else (),
             num_output=request.num_output,
             eos_token_ids=self.eos_token_ids,
+            constraint=self.constraint,
         )
 
     def accept(self, sampled: Sampled) -> None:
@@ -43,6 +50,17 @@ class Sequence:
             output = self.run.outputs[self.request.sample]
             output.logprobs.append(sampled.logprob)
             output.top_logprobs.append(sampled.top)
+
+    def constrain(self, token_id: int) -> str | None:
+        """Tell the constraint, if any, which token was chosen; returns what went wrong."""
+        if self.constraint is None:
+            return None
+        try:
+            self.constraint.accept(token_id)
+            self.is_complete = bool(self.constraint.is_finished)
+        except Exception as error:  # not ours: it ends its own request only
+            return f"its constraint failed: {type(error).__name__}: {error}"
+        return None
 
     def stop_by_token(self, token_id: int) -> StopReason | None:
         """EOS first, then stop ids; neither before ``min_tokens``."""
@@ -57,7 +75,8 @@ class Sequence:
         return None
 
     def detokenize(self, token_id: int) -> StopReason | None:
-        """Turn the new token into text and say whether the request ends: EOS, stop ids, stop strings, length."""
+        """Turn the new token into text and say whether the request ends: EOS, stop ids, stop strings, the end of
+        its constraint, length."""
         request, params = self.request, self.request.params
         stop = self.stop_by_token(token_id)
         if stop is None or params.include_stop:
@@ -66,6 +85,8 @@ class Sequence:
         if stop is None and self.detokenizer.stop_hit is not None:
             request.stop_sequence = self.detokenizer.stop_hit
             stop = StopReason.STOP_STRING
+        if stop is None and self.is_complete:
+            stop = StopReason.EOS
         if stop is None and request.num_output >= request.max_tokens:
             stop = StopReason.CONTEXT if params.max_tokens is None else StopReason.LENGTH
         return stop

@@ -11,7 +11,7 @@ from llmlab.engine.plan import ScheduledRow, StepPlan
 from llmlab.engine.request import StopReason
 from llmlab.engine.sampler import Sampled, prompt_logprobs, sample
 from llmlab.engine.sequence import Sequence
-from llmlab.errors import InvalidLogits, LabError
+from llmlab.errors import ConstraintError, LabError
 from llmlab.trace.events import PromptLogprobs, Step, StepRow, TextEmitted, Token
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class StepExecutor:
         """Run one step that began (draining the inbox) at ``start_ns``."""
         plan = self.engine.scheduler.schedule(self.journal.step)
         assert plan.rows, "work is queued but nothing could be scheduled"
+        self._tell_cached(plan)
         try:
             self._serve(plan, [start_ns, perf_counter_ns()])
         except Exception as error:  # one failing step must not end the engine: its requests fail, others go on
@@ -52,8 +53,21 @@ class StepExecutor:
         marks.append(perf_counter_ns())
         for (sequence, _), stop in zip(chosen, stops, strict=True):
             self._emit(sequence, stop)
+        self._end_prewarmed(plan)
         if self.recorder.enabled:
             self._record_step(plan, marks, counts)
+
+    def _tell_cached(self, plan: StepPlan) -> None:
+        """Before anything of a run is visible, how much of its prompt the prefix cache served."""
+        for row in plan.rows:
+            if row.is_prefill:
+                self.engine.sequence(row.request).run.num_cached = row.request.num_cached
+
+    def _end_prewarmed(self, plan: StepPlan) -> None:
+        """With ``max_tokens=0`` a request is done as soon as its prompt is computed."""
+        for row in plan.rows:
+            if row.request.is_prewarm and row.end == row.request.num_prompt:
+                self.engine.end(self.engine.sequence(row.request), StopReason.LENGTH)
 
     def _counts(self) -> tuple[int, int, int, int, int]:
         scheduler, pool = self.engine.scheduler, self.engine.pool
@@ -107,8 +121,7 @@ class StepExecutor:
 
     def _detokenize(self, sequence: Sequence, sampled: Sampled) -> StopReason | None:
         if sampled.error is not None:
-            sequence.run.fail(InvalidLogits(f"run {sequence.run.id}: {sampled.error}"))
-            return StopReason.ERROR
+            return self._fail_one(sequence, sampled.error_type, sampled.error)
         if self.recorder.enabled:
             self.recorder.emit(
                 Token(
@@ -123,7 +136,13 @@ class StepExecutor:
                 )
             )
         sequence.accept(sampled)
+        if problem := sequence.constrain(sampled.token_id):
+            return self._fail_one(sequence, ConstraintError, problem)
         return sequence.detokenize(sampled.token_id)
+
+    def _fail_one(self, sequence: Sequence, error_type: type[LabError], problem: str) -> StopReason:
+        sequence.run.fail(error_type(f"run {sequence.run.id}: {problem}"))
+        return StopReason.ERROR
 
     def _emit(self, sequence: Sequence, stop: StopReason | None) -> None:
         if stop is not None:

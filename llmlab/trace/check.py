@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from llmlab.trace.blocks import PoolReplay
 from llmlab.trace.events import Gap, RequestFinished, RequestSubmitted, Step, StepRow, TextEmitted, Token
 from llmlab.trace.index import Index
+from llmlab.trace.wire_check import wire_violations
 
 TOLERANCE = 1e-4  # a float32 log-softmax may exceed 0 by rounding
 
@@ -20,6 +21,7 @@ def check(index: Index) -> list[str]:
     found = [*_steps(index), *_limits(index), *_rows_and_decisions(index)]
     if index.info and not index.gaps and not index.only:
         found += _pool(index)
+    found += wire_violations(index)
     for history in _histories(index):
         found += [f"request {history.submitted.request_id}: {text}" for text in history.violations()]
     return found
@@ -207,13 +209,16 @@ class _History:
                 yield f"usage says {finished.usage[name]} {name}, the events {value}"
 
     def _totals(self, finished: RequestFinished) -> Iterator[str]:
-        """Every position but the last was computed or served, and again only after a preemption."""
+        """Every position but that of the last token chosen was computed or served, and again only after a
+        preemption."""
         scheduled = sum(row.num_tokens for _, row in self.rows)
         length, served = self.num_prompt + len(self.tokens), self._num_served()
-        if finished.step in self.marks and scheduled != length - 1 - served + self.num_recomputed:
+        pending = min(len(self.tokens), 1)
+        if finished.step in self.marks and scheduled != length - pending - served + self.num_recomputed:
             yield (
                 f"{scheduled} tokens were scheduled, not prompt {self.num_prompt} + output "
-                f"{len(self.tokens)} - 1 - {served} served from blocks of others + {self.num_recomputed} recomputed"
+                f"{len(self.tokens)} - {pending} - {served} served from blocks of others + "
+                f"{self.num_recomputed} recomputed"
             )
 
     def _num_served(self) -> int:

@@ -203,6 +203,61 @@ class RequestFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class WireEvent:
+    """Something crossed, or happened on, a connection that carries one HTTP request.
+
+    ``wire_id`` is the id of the exchange as ``side`` knows it: the client's own request id on side ``client``, the
+    ``request-id`` of the response on side ``gateway``; a :class:`WireLink` joins the two. ``side`` is ``client``,
+    ``proxy`` or ``gateway``. ``kind``: ``request`` and ``response`` (head, and body when it is in one piece), ``bytes``
+    (a piece of a stream as it passed the socket), ``frame`` (one server-sent event), ``delta`` (text or arguments a
+    frame added), ``retry``, ``warning``, ``fault`` (injected on purpose), ``disconnect``, ``error``, ``end``.
+    ``direction`` is ``sent`` or ``received``, empty where neither applies. ``size`` is in bytes. ``name`` is the
+    method and path, the status, the event name or the reason. ``text`` is untrusted: a body, a frame's data, a
+    fragment; long ones are cut and credentials never included.
+    """
+
+    t_ns: int
+    wire_id: str
+    side: str
+    kind: str
+    direction: str
+    size: int
+    name: str
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One decision about an exchange, from ``t_ns`` to ``end_ns``.
+
+    On side ``gateway``: ``authenticate``, ``read body``, ``decode``, ``rate limit``, ``route``, ``admit``, ``render``
+    and so on; on side ``client``: ``assemble``, ``estimate``, ``send``, ``wait``. ``outcome`` is one word (``ok``,
+    ``refused``, ``retried``), ``reason`` says why in a sentence or constant, ``details`` holds numbers and names.
+    """
+
+    t_ns: int
+    end_ns: int
+    wire_id: str
+    side: str
+    name: str
+    outcome: str
+    reason: str
+    details: dict
+
+
+@dataclass(frozen=True, slots=True)
+class WireLink:
+    """Joins ids: ``relation`` is ``client`` (``other_id`` is the client's id of the exchange) or ``engine``
+    (``other_id`` is the engine request that serves it; one exchange may have several).
+    """
+
+    t_ns: int
+    wire_id: str
+    relation: str
+    other_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Gap:
     """``dropped`` events before this one were lost because the ring was full.
 
@@ -224,6 +279,9 @@ Event = (
     | PromptLogprobs
     | TextEmitted
     | RequestFinished
+    | WireEvent
+    | Stage
+    | WireLink
     | Gap
 )
 

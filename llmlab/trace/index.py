@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -19,10 +20,15 @@ from llmlab.trace.events import (
     RequestFinished,
     RequestSubmitted,
     Span,
+    Stage,
     Step,
+    StepRow,
     TextEmitted,
     Token,
+    WireEvent,
+    WireLink,
 )
+from llmlab.trace.exchange import Exchanges, join
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,8 @@ class Rows:
 class Index:
     """Events by kind. ``request_ids`` are in the order in which the requests first appear.
 
-    ``only`` restricts the requests to the named ones (a part of a trace); steps keep all their rows.
+    ``only`` restricts the requests to the named ones (a part of a trace); steps keep all their rows. It may also name
+    exchanges, by either side's id.
     ``start_ns`` is the zero of the trace's clock.
     """
 
@@ -62,6 +69,9 @@ class Index:
     prompt_logprobs: list[PromptLogprobs]
     texts: list[TextEmitted]
     spans: list[Span]
+    wire: list[WireEvent]
+    stages: list[Stage]
+    links: list[WireLink]
     gaps: list[Gap]
     submitted: dict[str, RequestSubmitted]
     finished: dict[str, RequestFinished]
@@ -71,6 +81,11 @@ class Index:
     def code(self) -> dict[str, int]:
         """Request id -> its place in ``request_ids``."""
         return {request_id: i for i, request_id in enumerate(self.request_ids)}
+
+    @cached_property
+    def exchanges(self) -> Exchanges:
+        """The HTTP exchanges, joined over both sides."""
+        return join(self.wire, self.stages, self.links)
 
     @cached_property
     def marks(self) -> np.ndarray:
@@ -133,13 +148,18 @@ class Index:
 
 
 def build_index(events: Sequence[Event], only: tuple[str, ...] = ()) -> Index:
-    """Sort events by kind. With ``only``, events about other requests must already be left out."""
+    """Sort events by kind; requests are also known whose submission was dropped from the ring.
+
+    With ``only``, events about other requests must already be left out.
+    """
     kinds: dict[type, list] = defaultdict(list)
     for event in events:
         kinds[type(event)].append(event)
     submitted = {e.request_id: e for e in kinds[RequestSubmitted]}
     finished = {e.request_id: e for e in kinds[RequestFinished]}
     steps = sorted(kinds[Step], key=lambda s: s.step)
+    rows = [] if only else [row for step in steps for row in step.rows]
+    seen = [_without_wire_ids(only, kinds), submitted, *map(_ids, (rows, kinds[Token], kinds[Decision])), finished]
     return Index(
         events=events,
         only=only,
@@ -152,24 +172,22 @@ def build_index(events: Sequence[Event], only: tuple[str, ...] = ()) -> Index:
         prompt_logprobs=kinds[PromptLogprobs],
         texts=kinds[TextEmitted],
         spans=kinds[Span],
+        wire=kinds[WireEvent],
+        stages=kinds[Stage],
+        links=kinds[WireLink],
         gaps=kinds[Gap],
         submitted=submitted,
         finished=finished,
-        request_ids=_seen(only, submitted, steps, [*kinds[Token], *kinds[Decision]], finished),
+        request_ids=list(dict.fromkeys(chain.from_iterable(seen))),
     )
 
 
-def _seen(
-    only: Iterable[str],
-    submitted: Iterable[str],
-    steps: list[Step],
-    others: list[Token | Decision],
-    finished: Iterable[str],
-) -> list[str]:
-    """Ids of all requests, also of those whose submission was dropped from the ring."""
-    seen = dict.fromkeys([*only, *submitted])
-    if not only:
-        seen.update(dict.fromkeys(r.request_id for s in steps for r in s.rows))
-    seen.update(dict.fromkeys(event.request_id for event in others))
-    seen.update(dict.fromkeys(finished))
-    return list(seen)
+def _ids(records: Iterable[StepRow | Token | Decision]) -> Iterator[str]:
+    return (record.request_id for record in records)
+
+
+def _without_wire_ids(only: tuple[str, ...], kinds: dict[type, list]) -> list[str]:
+    """The ids in ``only`` that are not those of exchanges: requests, also when nothing of them is left."""
+    wire_ids = {event.wire_id for kind in (WireEvent, Stage, WireLink) for event in kinds[kind]}
+    wire_ids.update(link.other_id for link in kinds[WireLink] if link.relation == "client")
+    return [i for i in only if i not in wire_ids]

@@ -1,7 +1,7 @@
 """Export to the Chrome trace JSON that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 Process ``engine`` has the steps with their phases and counters of blocks and queues; process ``requests`` has
-one track per request. Prompt and output text are left out.
+one track per request; :mod:`llmlab.trace.perfetto_wire` adds the HTTP exchanges. Prompt and output text are left out.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from llmlab.trace.index import Index
+from llmlab.trace.perfetto_wire import wire_events
 from llmlab.trace.store import replacing
 
 ENGINE, REQUESTS = 1, 2
@@ -27,7 +28,9 @@ TraceEvent = dict[str, Any]
 def to_perfetto(index: Index, spans: pd.DataFrame) -> dict[str, Any]:
     """``{"traceEvents": [...]}``; times are microseconds since the trace's first event."""
     tracks = {request_id: i for i, request_id in enumerate(index.request_ids, start=1)}
-    events = [*_names(tracks), *_spans(spans, tracks), *_counters(index), *_instants(index, tracks)]
+    engine_spans = spans[spans.wire_id.isna() | spans.request_id.notna()]
+    events = [*_names(tracks), *_spans(engine_spans, tracks), *_counters(index), *_instants(index, tracks)]
+    events += wire_events(index, {request_id: (REQUESTS, tid) for request_id, tid in tracks.items()})
     info = index.info
     about = {"model": info.model, "device": info.device, "dtype": info.dtype} if info else {}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}

@@ -20,6 +20,10 @@ class Recorder:
     gets one :class:`Gap` in their place, and the :class:`EngineInfo` is kept for ever. Code on the hot path
     tests ``recorder.enabled`` before it builds an event.
 
+    A token of a request that runs alone is about four events. Streamed over the wire it is one more at the gateway (its
+    frame) and three at a client in the same process (bytes, frame, delta), so the default capacity holds about 25,000
+    tokens seen from both sides; a wire event takes some 300 bytes with a short text.
+
     Raises ``InvalidParameter`` for a capacity below 1.
     """
 

@@ -2,7 +2,8 @@
 
 A request's root holds its client-side stages, then alternately ``queue`` and the steps that ran while it was
 in the batch: ``prefill`` or ``decode`` (with the step's phases as leaves) where it took part, ``wait`` where
-it did not, and ``between steps`` in the gaps. Everything is clipped to the request's own beginning and end.
+it did not, and ``between steps`` in the gaps. Everything is clipped to the request's own beginning and end. The root
+of a request that came over the wire hangs in the tree of its exchange: :mod:`llmlab.trace.exchange_spans`.
 """
 
 from __future__ import annotations
@@ -15,47 +16,13 @@ import pandas as pd
 
 from llmlab.trace.columns import integers, objects, table
 from llmlab.trace.events import Span
+from llmlab.trace.exchange_spans import add_exchanges
 from llmlab.trace.index import Index
 from llmlab.trace.requests import participation
 from llmlab.trace.schedule import spread
+from llmlab.trace.span_table import NO_REQUEST, NO_STEP, ROOT, Places, SpanTable, free_standing
 
 PHASES = ("schedule", "build batch", "forward", "sample", "detokenize", "emit")
-NO_REQUEST = -1
-NO_STEP = -1
-ROOT = -1
-
-
-@dataclass(slots=True)
-class _Table:
-    """Spans in the making, as chunks of arrays. Names and requests are codes, times nanoseconds."""
-
-    names: dict[str, int] = field(default_factory=dict)
-    chunks: list[tuple[np.ndarray, ...]] = field(default_factory=list)
-    size: int = 0
-
-    def name(self, text: str) -> int:
-        """The code of a span name."""
-        return self.names.setdefault(text, len(self.names))
-
-    def add(self, request, step, name, start, end, *, parent=ROOT, depth=0) -> np.ndarray:
-        """Append spans (scalars are repeated) and return their ids."""
-        chunk = np.broadcast_arrays(*map(np.atleast_1d, (parent, request, step, name, start, end, depth)))
-        self.chunks.append(tuple(np.asarray(column, dtype=np.int64) for column in chunk))
-        ids = np.arange(self.size, self.size + len(chunk[0]))
-        self.size += len(ids)
-        return ids
-
-    def columns(self) -> tuple[np.ndarray, ...]:
-        """``parent, request, step, name, start, end, depth``, requests first, each by time and depth."""
-        empty = (np.zeros(0, dtype=np.int64),) * 7
-        columns = [np.concatenate(parts) for parts in zip(empty, *self.chunks, strict=True)]
-        parent, request, _, _, start, _, depth = columns
-        last = request.max(initial=0) + 1
-        order = np.lexsort((depth, start, np.where(request == NO_REQUEST, last, request)))
-        new_id = np.empty(self.size + 1, dtype=np.int64)
-        new_id[order], new_id[ROOT] = np.arange(self.size), ROOT
-        columns[0] = new_id[parent]
-        return tuple(column[order] for column in columns)
 
 
 @dataclass(slots=True)
@@ -88,22 +55,26 @@ class _Life:
 
 
 def spans(index: Index) -> pd.DataFrame:
-    """All spans: one tree per request, one per engine step, and stages outside both as roots of their own."""
-    built = _Table()
+    """All spans: one tree per exchange or request, one per engine step, and stages outside both as own roots."""
+    built = SpanTable()
     lives = _lives(index)
-    roots = _add_roots(built, lives)
+    places = free_standing(len(lives))
+    add_exchanges(built, index, [(life.start, life.end) for life in lives], places)
+    roots = _add_roots(built, lives, places)
     _add_residences(built, index, lives, roots)
     _add_loose(built, index, {id(stage) for life in lives for stage in life.stages})
     _add_engine_steps(built, index)
-    parent, request, step, name, start, end, depth = built.columns()
+    parent, exchange, request, step, name, start, end, depth = built.columns()
     names = np.array(list(built.names), dtype=object)
     ids = np.array([*index.request_ids, None], dtype=object)
+    wire_ids = np.array([*(e.id for e in index.exchanges.all), None], dtype=object)
     return table(
         "spans",
         {
             "span_id": np.arange(built.size),
             "parent_id": integers(parent).mask(parent == ROOT),
             "request_id": objects(ids[request]),
+            "wire_id": objects(wire_ids[exchange]),
             "step": integers(step).mask(step == NO_STEP),
             "name": objects(names[name]),
             "start_s": index.seconds(start),
@@ -114,10 +85,12 @@ def spans(index: Index) -> pd.DataFrame:
     )
 
 
-def leaves(spans: pd.DataFrame, request_id: str | None = None) -> pd.DataFrame:
-    """The spans that tile their roots: the innermost of each tree. ``request_id`` picks a tree."""
+def leaves(spans: pd.DataFrame, request_id: str | None = None, wire_id: str | None = None) -> pd.DataFrame:
+    """The spans that tile their roots: the innermost of each tree. ``request_id`` or ``wire_id`` picks a tree."""
     found = spans[(spans.depth > 0) & ~spans.span_id.isin(spans.parent_id.dropna())]
-    return found if request_id is None else found[found.request_id == request_id]
+    if request_id is not None:
+        return found[found.request_id == request_id]
+    return found if wire_id is None else found[found.wire_id == wire_id]
 
 
 # -- requests ------------------------------------------------------------------------------------------------
@@ -166,12 +139,13 @@ def _stages(index: Index) -> dict[str, list[Span]]:
     return found
 
 
-def _add_roots(built: _Table, lives: list[_Life]) -> np.ndarray:
-    """Roots, stages and queues; returns the ids of the roots."""
+def _add_roots(built: SpanTable, lives: list[_Life], places: Places) -> Places:
+    """Roots, stages and queues; returns the places of what goes below the roots."""
     code = np.array([life.request for life in lives], dtype=np.int64)
     start = np.array([life.start for life in lives], dtype=np.int64)
     end = np.array([life.end for life in lives], dtype=np.int64)
-    roots = built.add(code, NO_STEP, built.name("request"), start, end)
+    ids = built.add(code, NO_STEP, built.name("request"), start, end, **places.below(code, 0))
+    roots = Places(ids, places.depth, places.exchange)
     parts = [(life.request, built.name("queue"), *queue) for life in lives for queue in life.queues]
     for life in lives:
         cursor = life.start
@@ -183,11 +157,11 @@ def _add_roots(built: _Table, lives: list[_Life]) -> np.ndarray:
     request, name, begin, end = np.array(parts, dtype=np.int64).reshape(-1, 4).T
     keep = end > begin
     request, begin, end = request[keep], begin[keep], end[keep]
-    built.add(request, NO_STEP, name[keep], begin, end, parent=roots[request], depth=1)
+    built.add(request, NO_STEP, name[keep], begin, end, **roots.below(request, 1))
     return roots
 
 
-def _add_residences(built: _Table, index: Index, lives: list[_Life], roots: np.ndarray) -> None:
+def _add_residences(built: SpanTable, index: Index, lives: list[_Life], roots: Places) -> None:
     """The steps, and the gaps between them, of every stay in the batch."""
     stays = [(life.request, *residence) for life in lives for residence in life.residences]
     request, first, begin, end = np.array(stays, dtype=np.int64).reshape(-1, 4).T
@@ -203,7 +177,7 @@ def _add_residences(built: _Table, index: Index, lives: list[_Life], roots: np.n
     name = np.where(_is_hole(index, request, step, is_last), built.name("not recorded"), built.name("between steps"))
     keep = until > high
     request = request[keep]
-    built.add(request, NO_STEP, name[keep], high[keep], until[keep], parent=roots[request], depth=1)
+    built.add(request, NO_STEP, name[keep], high[keep], until[keep], **roots.below(request, 1))
 
 
 def _is_hole(index: Index, request: np.ndarray, step: np.ndarray, is_last: np.ndarray) -> np.ndarray:
@@ -216,13 +190,13 @@ def _is_hole(index: Index, request: np.ndarray, step: np.ndarray, is_last: np.nd
 
 
 def _add_steps(
-    built: _Table,
+    built: SpanTable,
     index: Index,
     request: np.ndarray,
     step: np.ndarray,
     low: np.ndarray,
     high: np.ndarray,
-    roots: np.ndarray,
+    roots: Places,
 ) -> None:
     keep = high > low
     request, step, low, high = request[keep], step[keep], low[keep], high[keep]
@@ -230,12 +204,13 @@ def _add_steps(
     name = np.where(is_prefill, built.name("prefill"), built.name("decode"))
     name = np.where(took_part, name, built.name("wait"))
     numbers = index.step_numbers[step]
-    nodes = built.add(request, numbers, name, low, high, parent=roots[request], depth=1)
+    nodes = built.add(request, numbers, name, low, high, **roots.below(request, 1))
     for i, phase in enumerate(PHASES):
         start = np.maximum(index.marks[step, i], low)
         end = np.minimum(index.marks[step, i + 1], high)
         has = took_part & (end > start)
-        built.add(request[has], numbers[has], built.name(phase), start[has], end[has], parent=nodes[has], depth=2)
+        below = roots.below(request[has], 2, nodes[has])
+        built.add(request[has], numbers[has], built.name(phase), start[has], end[has], **below)
 
 
 def _roles(index: Index, request: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -251,7 +226,7 @@ def _roles(index: Index, request: np.ndarray, step: np.ndarray) -> tuple[np.ndar
 # -- engine --------------------------------------------------------------------------------------------------
 
 
-def _add_loose(built: _Table, index: Index, placed: set[int]) -> None:
+def _add_loose(built: SpanTable, index: Index, placed: set[int]) -> None:
     """Stages that are in no request's tree: the engine's own, later ones, overlapping ones."""
     for span in index.spans:
         if id(span) not in placed:
@@ -259,7 +234,7 @@ def _add_loose(built: _Table, index: Index, placed: set[int]) -> None:
             built.add(code, NO_STEP, built.name(span.name), span.t_ns, span.end_ns)
 
 
-def _add_engine_steps(built: _Table, index: Index) -> None:
+def _add_engine_steps(built: SpanTable, index: Index) -> None:
     marks, numbers = index.marks, index.step_numbers
     roots = built.add(NO_REQUEST, numbers, built.name("step"), marks[:, 0], marks[:, 6])
     for i, phase in enumerate(PHASES):

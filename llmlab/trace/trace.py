@@ -10,21 +10,21 @@ from typing import Any
 
 import pandas as pd
 
-from llmlab.errors import InvalidParameter, UnknownRequest
-from llmlab.trace import blocks, check, frames, perfetto, requests, schedule, spans, store
+from llmlab.errors import InvalidParameter
+from llmlab.trace import blocks, check, frames, perfetto, requests, schedule, spans, store, wire
 from llmlab.trace.columns import COLUMNS
 from llmlab.trace.events import EngineInfo, Event
 from llmlab.trace.index import Index, build_index
-from llmlab.trace.part import events_of
+from llmlab.trace.part import events_of, resolve
 
 
 class Trace:
     """What happened, from a list of events. Live recordings and loaded files are the same object.
 
-    The tables ``requests``, ``steps``, ``schedule``, ``blocks``, ``tokens`` and ``spans`` are computed when
-    first asked for; times are seconds since the first event (``*_s``), durations milliseconds (``*_ms``), and
-    :meth:`columns` explains every column. ``only`` names the requests the events were restricted to (see
-    :meth:`for_request`); it is empty for a whole trace.
+    The tables ``requests``, ``steps``, ``schedule``, ``blocks``, ``tokens``, ``wire``, ``stages``, ``exchanges`` and
+    ``spans`` are computed when first asked for; times are seconds since the first event (``*_s``), durations
+    milliseconds (``*_ms``), and :meth:`columns` explains every column. ``only`` names the requests (and exchanges) the
+    events were restricted to (see :meth:`for_request`); it is empty for a whole trace.
     """
 
     def __init__(self, events: Iterable[Event], only: Iterable[str] = ()) -> None:
@@ -39,6 +39,8 @@ class Trace:
             f"{len(index.steps)} steps",
             f"{len(self.events)} events",
         ]
+        if index.exchanges.all:
+            parts.insert(0, f"{len(index.exchanges.all)} exchanges")
         if index.gaps:
             parts.append(f"{sum(gap.dropped for gap in index.gaps)} dropped")
         return f"<Trace of {model}: {', '.join(parts)}>"
@@ -83,15 +85,34 @@ class Trace:
         return frames.tokens(self._index)
 
     @cached_property
+    def wire(self) -> pd.DataFrame:
+        """One row per event on a connection: requests, responses, pieces, frames, ends."""
+        return wire.wire(self._index)
+
+    @cached_property
+    def stages(self) -> pd.DataFrame:
+        """One row per decision of the client or the gateway about an exchange."""
+        return wire.stages(self._index)
+
+    @cached_property
+    def exchanges(self) -> pd.DataFrame:
+        """One row per HTTP exchange, both sides joined."""
+        return wire.exchanges(self._index)
+
+    @cached_property
     def spans(self) -> pd.DataFrame:
-        """Nested spans: a tree per request whose leaves add up to it, and a tree per step."""
+        """Nested spans: a tree per exchange and per request whose leaves add up to it, and a tree per step."""
         return spans.spans(self._index)
 
     def leaves(self, request_id: str | None = None) -> pd.DataFrame:
-        """The innermost spans, of all trees or of one request; their durations add up to their roots'."""
-        if request_id is not None:
-            self._check_known(request_id)
-        return spans.leaves(self.spans, request_id)
+        """The innermost spans, of all trees, or of one request or exchange; their durations add up to their roots'.
+
+        Raises ``UnknownRequest`` for an id that is not in the trace.
+        """
+        if request_id is None:
+            return spans.leaves(self.spans)
+        first = resolve(self._index, request_id)[0]
+        return spans.leaves(self.spans, **{"request_id" if first in self._index.code else "wire_id": first})
 
     def block_map(self, step: int) -> pd.DataFrame:
         """State, owners and hash of every block of the pool after ``step``.
@@ -114,22 +135,16 @@ class Trace:
     # -- parts and checks -----------------------------------------------------------------------------------
 
     def for_request(self, *request_ids: str) -> Trace:
-        """The part about some requests: their events, and the steps that ran from submission to end.
+        """The part about some requests: their events, the steps that ran from submission to end, and the HTTP
+        exchanges that carried them.
 
-        Raises ``UnknownRequest`` for an id that is not in the trace.
+        An id may also be that of an exchange, the gateway's or the client's: it stands for all requests that served
+        it. Raises ``UnknownRequest`` for an id that is not in the trace.
         """
         if not request_ids:
             raise InvalidParameter("for_request() needs at least one request id")
-        request_ids = tuple(dict.fromkeys(request_ids))
-        for request_id in request_ids:
-            self._check_known(request_id)
-        return Trace(events_of(self._index, request_ids), only=request_ids)
-
-    def _check_known(self, request_id: str) -> None:
-        known = self._index.request_ids
-        if request_id not in self._index.code:
-            some = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
-            raise UnknownRequest(f"request {request_id!r} is not in the trace, which has: {some or 'none'}")
+        ids = tuple(dict.fromkeys(i for any_id in request_ids for i in resolve(self._index, any_id)))
+        return Trace(events_of(self._index, ids), only=ids)
 
     def check(self) -> list[str]:
         """Contradictions between events, one sentence each; empty when everything adds up."""

@@ -132,7 +132,7 @@ def test_named_error_is_one_line_and_exit_status_1():
     [
         (["--temperature", "-1", "hi"], "temperature"),
         (["--top-p", "0", "hi"], "top_p"),
-        (["--max-tokens", "0", "hi"], "max_tokens"),
+        (["--max-tokens", "-1", "hi"], "max_tokens"),
         (["--threads", "0", "hi"], "--threads"),
         (["--colour", "hi"], "--colour"),
         ([], "PROMPT"),

@@ -12,7 +12,7 @@ from llmlab.engine.params import SamplingParams
 from llmlab.errors import InvalidParameter
 
 REFUSED = [
-    ("max_tokens", [0, -1, 1.5, True, "8"], "whole number at least 1 or None"),
+    ("max_tokens", [-1, 1.5, True, "8"], "whole number at least 0 or None"),
     ("min_tokens", [-1, None, 2.0], "whole number at least 0"),
     ("temperature", [-0.1, 101, math.nan, math.inf, "hot", None, True], "number from 0 to 100"),
     ("top_p", [-0.1, 1.01, math.nan, None], "number from 0 to 1"),

@@ -7,7 +7,7 @@ from synthetic import make_info
 
 from llmlab.errors import InvalidParameter
 from llmlab.trace import Recorder
-from llmlab.trace.events import Gap, Span
+from llmlab.trace.events import Gap, Span, WireEvent
 
 
 def span(i: int) -> Span:
@@ -48,6 +48,15 @@ def test_snapshot_keeps_the_engine_info_and_counts_the_rest_as_dropped():
     assert gap == Gap(15, dropped=15)
     assert rest == [span(i) for i in range(15, 20)]
     assert recorder.dropped == 15
+
+
+def test_wire_events_push_the_oldest_out_like_all_others():
+    recorder = filled(Recorder(capacity=4), 2)
+    for i in range(6):
+        recorder.emit(WireEvent(100 + i, "req_1", "gateway", "frame", "sent", 10, "ping", "{}"))
+    info, gap, *rest = recorder.snapshot()
+    assert (info, gap) == (make_info(0, 4, 4, 4), Gap(102, dropped=4))
+    assert [event.t_ns for event in rest] == [102, 103, 104, 105]
 
 
 def test_nothing_is_dropped_before_the_ring_is_full():

@@ -25,10 +25,13 @@ from llmlab.trace.events import (
     RequestFinished,
     RequestSubmitted,
     Span,
+    Stage,
     Step,
     StepRow,
     TextEmitted,
     Token,
+    WireEvent,
+    WireLink,
 )
 
 ONE_OF_EACH = [
@@ -42,6 +45,9 @@ ONE_OF_EACH = [
     PromptLogprobs(1, 0, "r0", 1, (-0.5,), (((2, -0.5), (1, -2.0)),)),
     TextEmitted(1, 0, "r0", "é", 1),
     RequestFinished(1, 0, "r0", "stop_token", 9, {"output_tokens": 1}),
+    WireEvent(1, "req_1", "gateway", "frame", "sent", 12, "ping", "é\x00\ud83d"),
+    Stage(1, 2, "req_1", "gateway", "route", "ok", "least loaded", {"backend": "engine", "load": 0.5}),
+    WireLink(1, "req_1", "engine", "r0"),
     Gap(1, 5),
 ]
 

@@ -1,0 +1,222 @@
+"""The loop that makes a model an agent: ask, run the tools it wants, send back what they gave, until it is done.
+
+Each step is a whole request with the whole history (article A, section 7); only the prompt cache keeps that cheap.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from typing import Any
+
+from llmlab.client.agent_result import AgentResult, Reply, Sender, Turn, turn_of
+from llmlab.client.assemble import Assembled, Options, SystemText, assemble
+from llmlab.client.compaction import CompactionPolicy, ReadTracker, compaction_entry, compaction_request, split_kept
+from llmlab.client.entry import Entry, is_empty_text, note, reply, synthetic, user
+from llmlab.client.estimate import Layered, layered
+from llmlab.client.output_limit import OutputLimit
+from llmlab.client.tool import LocalTool
+from llmlab.client.tools import Toolbox, local_tools
+from llmlab.client.transcript import MemoryTranscript, Transcript
+from llmlab.errors import CompactionFailed, InvalidParameter, LabError
+from llmlab.trace.recorder import Recorder
+
+MAX_TURNS = 20
+
+
+class Agent:
+    """A session with a model that may use local tools.
+
+    ``system`` is a text or blocks; ``first`` leads the first user message. ``tools`` defaults to the calculator and,
+    given a ``root``, reading under it; ``external_tools`` are listed after them. ``limit`` sets ``max_tokens`` and
+    takes the place of the options' own. ``compaction`` summarises old turns when they fill the window, for which
+    ``limit`` is then chosen unless it is given. Entries go to ``transcript``, so a session that was interrupted goes
+    on from one that was loaded.
+
+    Beta switches are headers, and headers are the sender's: give them to the client, not in ``options``.
+    """
+
+    def __init__(
+        self,
+        sender: Sender,
+        *,
+        model: str,
+        system: str | Sequence[SystemText] = "",
+        tools: Iterable[LocalTool] | None = None,
+        external_tools: Iterable[LocalTool] = (),
+        root: str | PathLike[str] | None = None,
+        first: Sequence[Mapping[str, Any]] = (),
+        max_turns: int = MAX_TURNS,
+        options: Options | None = None,
+        limit: OutputLimit | None = None,
+        compaction: CompactionPolicy | None = None,
+        transcript: Transcript | MemoryTranscript | None = None,
+        recorder: Recorder | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        if max_turns < 1:
+            raise InvalidParameter(f"max_turns={max_turns} must be at least 1")
+        self.sender, self.model, self.max_turns = sender, model, max_turns
+        self.system = [SystemText(system)] if isinstance(system, str) else list(system)
+        self.first, self.recorder = list(first), recorder
+        self.reads = ReadTracker()
+        builtin = local_tools(root, self.reads) if tools is None else list(tools)
+        self.toolbox = Toolbox([*builtin, *external_tools])
+        self.limit = limit if limit is not None else _limit_for(compaction)
+        options = options if options is not None else Options()
+        if options.betas:
+            raise InvalidParameter("betas are sent as a header: give them to the client that sends, not to the agent")
+        self.options = replace(options, builtin_tools=tuple(tool.name for tool in builtin))
+        self.compaction = compaction
+        self.transcript = transcript if transcript is not None else MemoryTranscript()
+        self._now = now
+        self._forget_size()
+
+    def run(self, prompt: str) -> AgentResult:
+        """Answer one prompt. May be called again to go on with the session.
+
+        A failing tool is an answer to the model, not the end. What the sender raises is raised here, after it was
+        noted in the transcript, which stays fit to go on from; so does ``KeyboardInterrupt``.
+        """
+        self._record(user(prompt))
+        turns: list[Turn] = []
+        while True:
+            self._compact_if_due(turns)
+            message = self._ask(turns)
+            if message is None:
+                continue
+            self._run_tools(message)
+            if stopped := self._stopped(message, turns):
+                return AgentResult(turns, message, stopped)
+
+    # -- one request ----------------------------------------------------------------------------------------
+
+    def assemble(self, entries: Sequence[Entry] | None = None, recorder: Recorder | None = None) -> Assembled:
+        """The next request, or that for other entries, without sending it; with a ``recorder``, as a stage."""
+        return assemble(
+            self.model,
+            self.transcript.entries if entries is None else entries,
+            options=replace(self.options, max_tokens=self.limit.max_tokens),
+            system=self.system,
+            first=self.first,
+            tools=self.toolbox.definitions,
+            previous=self._previous,
+            recorder=recorder,
+        )
+
+    def _ask(self, turns: list[Turn]) -> Reply | None:
+        """Send the next request and record the answer; ``None`` if it was cut and is to be asked for again."""
+        made = self.assemble(recorder=self.recorder)
+        estimated = self._size(made).total
+        message = self._send(made.request)
+        self._previous = made.last_position
+        is_cut = self.limit.escalate(message.stop_reason or "")
+        turns.append(turn_of(_count(turns) + 1, "cut" if is_cut else "turn", estimated, message))
+        if is_cut:
+            self._record(note("display", f"cut at max_tokens, asked again: {message.text}"))
+            return None
+        self._keep(message, len(made.request["messages"]))
+        return message
+
+    def _keep(self, message: Reply, sent: int) -> None:
+        """Record an answer; its usage is what later estimates start from."""
+        content = sendable(message)
+        self._record(
+            reply(content, model=self.model, stop_reason=message.stop_reason or "", usage=message.usage, at=self._now())
+        )
+        if not all(map(is_empty_text, content)):
+            self._usage, self._answered = message.usage, sent + 1
+
+    def _send(self, request: dict[str, Any]) -> Reply:
+        try:
+            return self.sender.send(request)
+        except KeyboardInterrupt:
+            self._record(note("display", "interrupted while waiting for an answer"))
+            raise
+        except LabError as error:
+            self._record(synthetic(f"{type(error).__name__}: {error}"))
+            raise
+
+    def _record(self, entry: Entry) -> None:
+        self.transcript.append(entry if entry.at else replace(entry, at=self._now()))
+
+    # -- tools ----------------------------------------------------------------------------------------------
+
+    def _run_tools(self, message: Reply) -> None:
+        """Run what was asked for, in order. Each result is recorded as it comes, so that none is lost."""
+        if not wants_tools(message):
+            return
+        for block in message.content:
+            if block.get("type") == "tool_use":
+                self._record(Entry("user", (self.toolbox.run(block),)))
+
+    def _stopped(self, message: Reply, turns: list[Turn]) -> str:
+        if not wants_tools(message):
+            return message.stop_reason or "unknown"
+        return "max_turns" if _count(turns) >= self.max_turns else ""
+
+    # -- size of the context --------------------------------------------------------------------------------
+
+    def _forget_size(self) -> None:
+        self._usage: Mapping[str, Any] | None = None
+        self._answered = 0
+        self._previous: int | None = None
+
+    def _size(self, made: Assembled) -> Layered:
+        return layered(self._usage, made.request, self._answered)
+
+    def _compact_if_due(self, turns: list[Turn]) -> None:
+        """Replace what came before the prompt by a summary, if the next request would be too long."""
+        if self.compaction is None:
+            return
+        estimated = self._size(self.assemble()).total
+        covered, keeps = split_kept(self.transcript.entries)
+        is_new = any(not entry.hidden_reason for entry in covered) and covered[-1].kind != "compaction"
+        if is_new and self.compaction.is_due(estimated, self.limit.max_tokens):
+            self._compact(covered, keeps, estimated, turns)
+
+    def _compact(self, covered: Sequence[Entry], keeps: int, estimated: int, turns: list[Turn]) -> None:
+        request = compaction_request(self.assemble(covered).request, self.compaction.instruction)
+        message = self._send(request)
+        turns.append(turn_of(0, "compaction", estimated, message))
+        try:
+            entry = compaction_entry(message.text, model=self.model, usage=message.usage, keeps=keeps)
+        except CompactionFailed as error:
+            self._record(note("display", str(error)))
+            return
+        self._record(entry)
+        self.reads.forget()
+        self._forget_size()
+
+
+def _limit_for(compaction: CompactionPolicy | None) -> OutputLimit:
+    return OutputLimit() if compaction is None else OutputLimit.for_context(compaction.window)
+
+
+def _count(turns: Sequence[Turn]) -> int:
+    return sum(turn.kind == "turn" for turn in turns)
+
+
+def wants_tools(message: Reply) -> bool:
+    """Whether tools are to be run: the model stopped for them, or its stream broke after it had asked."""
+    if message.stop_reason == "tool_use":
+        return any(block.get("type") == "tool_use" for block in message.content)
+    return bool(getattr(message, "cut_off", None)) and bool(getattr(message, "tool_uses", ()))
+
+
+def sendable(message: Reply) -> list[dict[str, Any]]:
+    """The blocks as they may be sent back.
+
+    A tool use whose arguments are incomplete stays, with empty ones, if tools are answered; otherwise it goes.
+    """
+    kept = []
+    for block in message.content:
+        if block.get("type") != "tool_use":
+            kept.append(dict(block))
+        elif wants_tools(message):
+            is_whole = "partial_json" not in block and isinstance(block.get("input"), dict)
+            bare = {name: value for name, value in block.items() if name != "partial_json"}
+            kept.append(bare if is_whole else bare | {"input": {}})
+    return kept

@@ -1,0 +1,89 @@
+"""A streamed request with everything it takes to get its answer: attempts, retries, repairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from llmlab.client.accumulate import Delta
+from llmlab.client.message import Message
+from llmlab.client.recovery import Recovery
+from llmlab.client.stream_errors import ClientError
+from llmlab.client.streamed import Streamed
+from llmlab.client.wire import Wire, to_body
+
+PATH = "/v1/messages"
+
+
+class Exchange:
+    """Iterate over it to run the request: each :class:`Delta` is what one event did to :attr:`message`.
+
+    A ``restart`` delta says that what was shown since the last ``message_start`` is void. Use it in a ``with``
+    statement: leaving that early ends the connection, so that the server stops too. It can be iterated once. Raises
+    ``ClientError`` when the answer cannot be had; ``partial`` on it is what came of the last attempt.
+    """
+
+    def __init__(self, wire: Wire, recovery: Recovery, request: dict[str, Any], headers: Mapping[str, str]) -> None:
+        self.headers = headers
+        self.request = request | {"stream": True}
+        self._wire, self._recovery = wire, recovery
+        self._attempt: Streamed | None = None
+        self._number = 0
+        self._deltas = self._run()
+
+    def __enter__(self) -> Exchange:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Delta]:
+        return self._deltas
+
+    @property
+    def message(self) -> Message:
+        """The message as far as it came; ``is_complete`` tells whether that is all of it."""
+        return self._attempt.message if self._attempt is not None else Message()
+
+    def close(self) -> None:
+        """End the request wherever it is; harmless after its end."""
+        self._deltas.close()
+
+    def _run(self) -> Iterator[Delta]:
+        while True:
+            attempt = self._attempt = self._begin()
+            try:
+                yield from attempt.deltas()
+                return
+            except ClientError as failure:
+                begun = attempt.lifecycle.state != "new"
+                describe(failure, attempt.attempt, attempt.message if begun else None)
+                if not self._goes_on(failure):
+                    return
+            finally:
+                self._wire.release(attempt.attempt)
+            if begun:
+                yield Delta("restart")
+
+    def _begin(self) -> Streamed:
+        body = to_body(self.request)
+        return Streamed(self._wire.open("POST", PATH, body, self._number, "text/event-stream", self.headers))
+
+    def _goes_on(self, failure: ClientError) -> bool:
+        """Whether another attempt is due, after the wait before it; ``False``: what came is kept as the answer."""
+        attempt = self._attempt
+        self._wire.release(attempt.attempt)  # the server need not go on while this side waits
+        step = self._recovery.after(failure, attempt.phase, attempt.attempt.log)
+        if step.action == "keep":
+            attempt.accumulator.keep_complete_blocks(str(failure))
+            return False
+        self.request = self.request | step.changes
+        self._number += 1
+        return True
+
+
+def describe(failure: ClientError, attempt: Any, partial: Message | None) -> None:
+    """Put on a failure what is known about its exchange."""
+    failure.partial = partial
+    failure.request_id, failure.client_request_id = attempt.request_id, attempt.log.wire_id
+    failure.attempts = attempt.number + 1

@@ -1,0 +1,169 @@
+"""``llmlab serve``: the lab's engine behind the two wire protocols."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from llmlab.api.rules import Rules
+from llmlab.commands.options import Device, Model, Threads
+from llmlab.errors import InvalidParameter
+from llmlab.gateway.settings import Settings
+from llmlab.models.catalogue import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from llmlab.gateway.backend import Backend
+    from llmlab.trace.recorder import Recorder
+
+UPSTREAM_KEY = "LLMLAB_UPSTREAM_API_KEY"
+INTERRUPTED = 130
+
+ENGINE, NETWORK, LIMITS = "Engine", "Network and access", "Limits"
+BACKENDS, BEHAVIOUR = "Other backends", "Behaviour"
+
+
+def _option(panel: str, text: str, *names: str, **settings: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, **settings)
+
+
+def serve(
+    model: Model = DEFAULT_MODEL,
+    device: Device = "auto",
+    dtype: Annotated[str, _option(ENGINE, "auto, float32, bfloat16 or float16.")] = "auto",
+    threads: Threads = None,
+    block_size: Annotated[int, _option(ENGINE, "Tokens in one K/V block.", min=1)] = 16,
+    num_blocks: Annotated[
+        int | None, _option(ENGINE, "K/V blocks in the pool.", min=1, show_default="from the free memory")
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int, _option(ENGINE, "Tokens of one step, so also the largest prefill chunk.", min=1)
+    ] = 512,
+    max_num_seqs: Annotated[int, _option(ENGINE, "Requests in one batch.", min=1)] = 8,
+    prefix_cache: Annotated[bool, _option(ENGINE, "Share K/V blocks of equal prefixes.")] = True,
+    record: Annotated[bool, _option(ENGINE, "Keep a trace in memory.")] = True,
+    host: Annotated[str, _option(NETWORK, "Address to listen on; any but a loopback one needs --keys.")] = "127.0.0.1",
+    port: Annotated[int, _option(NETWORK, "0 takes a free port.", min=0, max=65535)] = 8000,
+    keys: Annotated[
+        Path | None,
+        _option(NETWORK, "API keys, one a line, each with its name and tier if wanted.", metavar="FILE"),
+    ] = None,
+    requests_per_minute: Annotated[int | None, _option(LIMITS, "Requests of one key.", min=1)] = None,
+    input_tokens_per_minute: Annotated[
+        int | None, _option(LIMITS, "Prompt tokens of one key; reads from the cache are free.", min=1)
+    ] = None,
+    output_tokens_per_minute: Annotated[int | None, _option(LIMITS, "Output tokens of one key.", min=1)] = None,
+    max_open: Annotated[int, _option(LIMITS, "Open requests; more are refused with 529.", min=1)] = 64,
+    drain: Annotated[float, _option(LIMITS, "Seconds open requests have after Ctrl-C.", min=0)] = 10.0,
+    upstream: Annotated[
+        list[str] | None,
+        _option(
+            BACKENDS, f"Base URL of an OpenAI-compatible server; repeatable. {UPSTREAM_KEY} is its key.", metavar="URL"
+        ),
+    ] = None,
+    engine: Annotated[bool, _option(BACKENDS, "Serve a model of one's own; --no-engine: upstreams only.")] = True,
+    routing: Annotated[
+        Literal["round_robin", "least_loaded", "prefix_affine"],
+        _option(BACKENDS, "How one of several backends of a model is chosen."),
+    ] = "least_loaded",
+    fallback_model: Annotated[
+        bool, _option(BEHAVIOUR, "Serve unknown model names with the first model; else 404.")
+    ] = True,
+    overflow: Annotated[
+        Literal["refuse", "stop"],
+        _option(BEHAVIOUR, "When prompt and max_tokens exceed the context: refuse, or serve and stop there."),
+    ] = "refuse",
+    cache_accounting: Annotated[
+        Literal["breakpoints", "engine"],
+        _option(BEHAVIOUR, "Count Anthropic cache reads by cache_control, or as the engine's prefix cache had them."),
+    ] = "breakpoints",
+    lenient_sampling: Annotated[
+        bool,
+        _option(BEHAVIOUR, "Take temperature, top_p, top_k under every anthropic-version.", "--lenient-sampling"),
+    ] = False,
+    strict_roles: Annotated[
+        bool, _option(BEHAVIOUR, "Refuse two messages of one role in a row instead of merging them.", "--strict-roles")
+    ] = False,
+    allow_faults: Annotated[
+        bool,
+        _option(BEHAVIOUR, "Honour the llmlab-fault request header, e.g. status=529x2.", "--allow-faults"),
+    ] = False,
+) -> None:
+    """Serve a model to clients of Anthropic's Messages and OpenAI's Chat Completions.
+
+    The first Ctrl-C lets open requests finish, the second ends them. Exit status 0 after the first, 130 otherwise.
+    """
+    settings = Settings(
+        host=host,
+        port=port,
+        keys_file=keys,
+        requests_per_minute=requests_per_minute,
+        input_tokens_per_minute=input_tokens_per_minute,
+        output_tokens_per_minute=output_tokens_per_minute,
+        max_open=max_open,
+        drain_s=drain,
+        routing=routing,
+        fallback_model=fallback_model,
+        overflow=overflow,
+        cache_accounting=cache_accounting,
+        allow_faults=allow_faults,
+        rules=Rules(lenient_sampling=lenient_sampling, strict_roles=strict_roles),
+    )
+    if not engine and not upstream:
+        raise InvalidParameter("--no-engine leaves nothing to serve: give at least one --upstream URL")
+    options = {
+        "device": device,
+        "dtype": dtype,
+        "threads": threads,
+        "block_size": block_size,
+        "num_blocks": num_blocks,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "max_num_seqs": max_num_seqs,
+        "prefix_cache": "hash" if prefix_cache else "off",
+        "record": record,
+    }
+    _serve(settings, model if engine else None, options, upstream or [])
+
+
+def _serve(settings: Settings, model: str | None, options: dict[str, Any], upstreams: list[str]) -> None:
+    from llmlab.gateway.app import Gateway
+    from llmlab.gateway.auth import KeyRing
+    from llmlab.gateway.foreground import run_forever
+    from llmlab.gateway.server import Server, listen
+
+    KeyRing.load(settings.keys_file)  # mistakes show before a model is loaded
+    listen(settings.host, settings.port).close()
+    with _own_backend(settings, model, options) as (own, recorder):
+        backends = [*own, *upstream_backends(upstreams, recorder)]
+        server = Server(Gateway(backends, settings, recorder))
+        if not run_forever(server, say=lambda text: print(text, flush=True)):
+            raise typer.Exit(INTERRUPTED)
+
+
+@contextmanager
+def _own_backend(
+    settings: Settings, model: str | None, options: dict[str, Any]
+) -> Iterator[tuple[list[Backend], Recorder]]:
+    """The engine as a backend, if one is wanted, and the recorder that everything writes to."""
+    if model is None:
+        from llmlab.trace.recorder import Recorder
+
+        yield [], Recorder(enabled=options["record"])
+        return
+    import llmlab
+    from llmlab.gateway.engine_backend import EngineBackend
+
+    with llmlab.open(model, **options) as lab:
+        yield [EngineBackend(lab, settings, lab.engine.recorder)], lab.engine.recorder
+
+
+def upstream_backends(urls: list[str], recorder: Recorder) -> list[Backend]:
+    """A backend per base URL; the key of all of them is in the environment, so that no process list shows it."""
+    from llmlab.gateway.upstream import UpstreamBackend
+
+    key = os.environ.get(UPSTREAM_KEY) or None
+    return [UpstreamBackend(url, api_key=key, recorder=recorder) for url in urls]

@@ -1,0 +1,109 @@
+"""Which backend serves a request."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmlab.api.conversation import Conversation, Text
+from llmlab.api.errors import ApiError
+from llmlab.gateway.backend import Backend, Model
+from llmlab.gateway.settings import Settings
+
+PREFIX_CHARS = 2048
+"""Of system prompt, tools and first turn: what decides where requests that share a prefix go."""
+
+OVERLOAD = 1.25
+"""A backend is overloaded above this multiple of the mean load (bounded-load hashing), one request of slack added."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A backend, the model it serves, and why it was taken. ``index`` is its place among all backends."""
+
+    backend: Backend
+    index: int
+    model: str
+    reason: str
+    details: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Router:
+    """Chooses among backends; all calls come from one event loop."""
+
+    backends: Sequence[Backend]
+    settings: Settings
+    _turn: int = 0
+    _errors: dict[str, str] = field(default_factory=dict)
+
+    async def models(self) -> list[list[Model]]:
+        """The models of each backend; none for one that cannot be asked now."""
+        return await asyncio.gather(*(self._models_of(backend) for backend in self.backends))
+
+    async def _models_of(self, backend: Backend) -> list[Model]:
+        try:
+            found = await backend.models()
+        except ApiError as error:
+            self._errors[backend.name] = error.message
+            return []
+        self._errors.pop(backend.name, None)
+        return found
+
+    async def pick(self, conversation: Conversation, salt: str = "") -> Choice:
+        """The backend for a request. Raises ``ApiError`` 404 for a model that nobody has and nothing stands in for."""
+        listed = [[model.id for model in models] for models in await self.models()]
+        model, note = self._served_model(conversation.model, listed)
+        able = [index for index, ids in enumerate(listed) if model in ids]
+        index, reason = self._choose(able, conversation, salt)
+        loads = {self.backends[each].name: self.backends[each].load for each in able}
+        details = {"backend": self.backends[index].name, "model": model, "loads": loads}
+        return Choice(self.backends[index], index, model, "; ".join(filter(None, (note, reason))), details)
+
+    def _served_model(self, asked: str, listed: list[list[str]]) -> tuple[str, str]:
+        names = list(dict.fromkeys(name for ids in listed for name in ids))
+        if asked in names:
+            return asked, ""
+        if not names:
+            problem = "; ".join(f"{name}: {message}" for name, message in self._errors.items())
+            raise ApiError("api_error", f"no backend can be reached: {problem}", status=503, should_retry=True)
+        if self.settings.fallback_model:
+            return names[0], "unknown model: the first one stands in"
+        message = f"model: {asked[:200]}. Available: {', '.join(names[:20])}"
+        raise ApiError("not_found_error", message, param="model", code="model_not_found")
+
+    def _choose(self, able: list[int], conversation: Conversation, salt: str) -> tuple[int, str]:
+        if len(able) == 1:
+            return able[0], "the only backend of this model"
+        if self.settings.routing == "round_robin":
+            self._turn += 1
+            return able[(self._turn - 1) % len(able)], "round robin"
+        if self.settings.routing == "prefix_affine":
+            return self._affine(able, prefix_key(conversation, salt))
+        return self._least_loaded(able), "least loaded"
+
+    def _least_loaded(self, able: list[int]) -> int:
+        return min(able, key=lambda index: self.backends[index].load)
+
+    def _affine(self, able: list[int], key: bytes) -> tuple[int, str]:
+        """The backend of highest hash (rendezvous hashing), unless it has much more to do than the others."""
+        index = max(able, key=lambda index: hashlib.sha256(key + self.backends[index].name.encode()).digest())
+        mean = sum(self.backends[each].load for each in able) / len(able)
+        if self.backends[index].load > OVERLOAD * mean + 1:
+            return self._least_loaded(able), "the prefix's own backend is overloaded: least loaded"
+        return index, "shares its prefix with earlier requests"
+
+
+def prefix_key(conversation: Conversation, salt: str) -> bytes:
+    """Equal for requests that are likely to share a cached prefix: the caller's own key, or how the prompt begins."""
+    if conversation.cache_key is not None:
+        return hashlib.sha256(f"{salt}\0{conversation.cache_key}".encode(errors="replace")).digest()
+    tools = [[tool.name, tool.description, dict(tool.input_schema)] for tool in conversation.tools]
+    first = conversation.turns[0].blocks if conversation.turns else ()
+    texts = [block.text for block in (*conversation.system, *first) if isinstance(block, Text)]
+    beginning = (json.dumps(tools)[:PREFIX_CHARS] if tools else "") + "\n".join(texts)
+    return hashlib.sha256(f"{salt}\0{beginning[:PREFIX_CHARS]}".encode(errors="replace")).digest()

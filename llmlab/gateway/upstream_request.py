@@ -1,0 +1,119 @@
+"""A conversation as the body of a chat completion request to another server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from llmlab.api.conversation import Conversation, OutputFormat, Text, Tool, ToolChoice, ToolResult, ToolUse, Turn
+from llmlab.api.errors import ApiError
+
+SAMPLING_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "temperature": "temperature",
+        "top_p": "top_p",
+        "n": "n",
+        "seed": "seed",
+        "presence_penalty": "presence_penalty",
+        "frequency_penalty": "frequency_penalty",
+        "logit_bias": "logit_bias",
+        "top_k": "top_k",
+        "min_p": "min_p",
+        "repetition_penalty": "repetition_penalty",
+        "min_tokens": "min_tokens",
+        "ignore_eos": "ignore_eos",
+        "stop_token_ids": "stop_token_ids",
+        "include_stop": "include_stop_str_in_output",
+    }
+)
+"""Arguments of ``SamplingParams`` and their names on the wire; those from ``top_k`` on are vLLM's extensions."""
+
+
+def request_body(conversation: Conversation, model: str, salt: str = "", limit_name: str = "max_tokens") -> dict:
+    """The body of a streamed request for usage and everything the conversation asks for.
+
+    What the conversation leaves out stays out, so the upstream's own defaults hold there. Thinking that came back is
+    dropped, and so are cache markers, context edits and the marks of failed tool results: the format has no place for
+    them. ``limit_name`` is the field for the output limit. Raises ``ApiError`` for what the format cannot express.
+    """
+    if conversation.prewarm:
+        raise ApiError("invalid_request_error", "max_tokens: 0 is not possible here: this model is on another server")
+    body: dict[str, Any] = {"model": model, "messages": messages(conversation)}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    body |= _sampling(conversation.sampling, limit_name) | _tools(conversation.tools, conversation.tool_choice)
+    body |= _format(conversation.format)
+    if conversation.continue_last:
+        body |= {"continue_final_message": True, "add_generation_prompt": False}
+    if conversation.return_token_ids:
+        body["return_token_ids"] = True
+    salt += conversation.cache_salt
+    return body | {"cache_salt": salt} if salt else body
+
+
+def messages(conversation: Conversation) -> list[dict[str, Any]]:
+    """System prompt and turns in the format's message list."""
+    system = [{"role": "system", "content": _join(conversation.system)}] if conversation.system else []
+    return system + [message for turn in conversation.turns for message in _turn(turn)]
+
+
+def tools(found: Iterable[Tool]) -> list[dict[str, Any]]:
+    """Tools as functions."""
+    return [{"type": "function", "function": _function(tool)} for tool in found]
+
+
+def _turn(turn: Turn) -> Iterator[dict[str, Any]]:
+    """Tool results come first and are messages of their own; a turn of thinking only leaves nothing."""
+    texts = [block for block in turn.blocks if isinstance(block, Text)]
+    calls = [_call(block) for block in turn.blocks if isinstance(block, ToolUse)]
+    for block in turn.blocks:
+        if isinstance(block, ToolResult):
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _join(block.content)}
+    if calls:
+        yield {"role": turn.role, "content": _join(texts) or None, "tool_calls": calls}
+    elif texts:
+        yield {"role": turn.role, "content": _join(texts)}
+
+
+def _call(use: ToolUse) -> dict[str, Any]:
+    arguments = json.dumps(use.input, ensure_ascii=False, default=dict)
+    return {"id": use.id, "type": "function", "function": {"name": use.name, "arguments": arguments}}
+
+
+def _join(texts: Iterable[Text]) -> str:
+    return "\n\n".join(text.text for text in texts)
+
+
+def _function(tool: Tool) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return function | {"strict": True} if tool.strict else function
+
+
+def _tools(found: tuple[Tool, ...], choice: ToolChoice) -> dict[str, Any]:
+    if not found:
+        return {}
+    named = {"type": "function", "function": {"name": choice.name}}
+    wanted = {"any": "required", "tool": named}.get(choice.mode, choice.mode)
+    body = {"tools": tools(found), "tool_choice": wanted}
+    return body if choice.parallel else body | {"parallel_tool_calls": False}
+
+
+def _format(wanted: OutputFormat | None) -> dict[str, Any]:
+    if wanted is None:
+        return {}
+    if wanted.schema is None:
+        return {"response_format": {"type": "json_object"}}
+    schema = {"name": "answer", "schema": wanted.schema, "strict": True}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def _sampling(sampling: Mapping[str, Any], limit_name: str) -> dict[str, Any]:
+    body = {name: sampling[ours] for ours, name in SAMPLING_NAMES.items() if sampling.get(ours) is not None}
+    if sampling.get("max_tokens") is not None:
+        body[limit_name] = sampling["max_tokens"]
+    if stop := sampling.get("stop"):
+        body["stop"] = [stop] if isinstance(stop, str) else list(stop)
+    if (alternatives := sampling.get("logprobs")) is not None:
+        body |= {"logprobs": True} | ({"top_logprobs": alternatives} if alternatives else {})
+    return body
