@@ -12,6 +12,7 @@ from llmlab.commands import models
 from llmlab.commands.ask import ask
 from llmlab.commands.bench import bench
 from llmlab.commands.doctor import doctor
+from llmlab.commands.send import send
 from llmlab.commands.serve import serve
 from llmlab.commands.terminal import print_error
 from llmlab.errors import InvalidParameter, LabError
@@ -39,6 +40,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(ask)
+app.command()(send)
 app.command()(serve)
 app.command()(bench)
 app.command()(doctor)

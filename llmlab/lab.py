@@ -17,6 +17,8 @@ from llmlab.trace.events import Span
 from llmlab.trace.trace import Trace
 
 if TYPE_CHECKING:
+    from llmlab.client.client import Client
+    from llmlab.gateway.backend import Backend
     from llmlab.gateway.server import Server
 
 Prompt = str | Sequence[dict[str, Any]] | Sequence[int]
@@ -51,6 +53,8 @@ class Lab:
         self.model_path = None if model_path is None else Path(model_path)
         self.loaded = loaded
         self._servers: list[Server] = []
+        self._own_server: Server | None = None  # the one that client() started
+        self._clients: list[Client] = []
 
     # -- requests -------------------------------------------------------------------------------------------
 
@@ -105,9 +109,11 @@ class Lab:
 
     # -- serving --------------------------------------------------------------------------------------------
 
-    def serve(self, port: int = 0, **settings: Any) -> Server:
+    def serve(self, port: int = 0, *, upstreams: Sequence[str | Backend] = (), **settings: Any) -> Server:
         """Serve this lab to clients of both wire protocols, on a thread of its own; returns once it listens.
 
+        ``upstreams`` are further backends: base URLs of OpenAI-compatible servers, or
+        :class:`~llmlab.gateway.upstream.UpstreamBackend` objects (for one that needs a key), each for one server.
         ``settings`` are the fields of :class:`~llmlab.gateway.settings.Settings`; port 0 takes a free one, ``.url``
         tells which. Everything that crosses the wire is recorded in :attr:`trace`. Close the server, or the lab.
 
@@ -117,12 +123,31 @@ class Lab:
         from llmlab.gateway.engine_backend import EngineBackend
         from llmlab.gateway.server import Server
         from llmlab.gateway.settings import Settings
+        from llmlab.gateway.upstream import upstream_backends
 
         chosen = Settings(port=port, **settings)
         recorder = self.engine.recorder
-        server = Server(Gateway([EngineBackend(self, chosen, recorder)], chosen, recorder)).start()
+        backends = [EngineBackend(self, chosen, recorder), *upstream_backends(upstreams, recorder)]
+        server = Server(Gateway(backends, chosen, recorder)).start()
         self._servers.append(server)
         return server
+
+    def client(self, server: Server | None = None, **options: Any) -> Client:
+        """A client of ``server``, or of one that is started on a free port; both sides record into :attr:`trace`.
+
+        ``options`` are those of :class:`~llmlab.client.client.Client`. It is closed with the lab. A second client
+        without a ``server`` shares the first one's. Raises ``InvalidParameter``, and ``LabError`` as :meth:`serve`.
+        """
+        from llmlab.client.client import Client
+
+        if server is None:
+            server = self._own_server = self._own_server if self._own_server_runs() else self.serve()
+        client = Client(server.url, **{"recorder": self.engine.recorder, **options})
+        self._clients.append(client)
+        return client
+
+    def _own_server_runs(self) -> bool:
+        return self._own_server is not None and self._own_server.is_running
 
     def _span(self, name: str, start: int, end: int, request_id: str) -> None:
         if self.engine.recorder.enabled:
@@ -136,7 +161,12 @@ class Lab:
         return self.engine.trace
 
     def close(self) -> None:
-        """Stop the servers, then the engine; open runs end with :class:`~llmlab.errors.EngineStopped`."""
+        """Close the clients, stop the servers, then the engine.
+
+        Open runs end with :class:`~llmlab.errors.EngineStopped`.
+        """
+        for client in self._clients:
+            client.close()
         for server in self._servers:
             server.close()
         self.engine.close()

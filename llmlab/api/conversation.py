@@ -145,6 +145,7 @@ class Conversation:
     ``prewarm``: compute and cache the prompt, generate nothing (``max_tokens: 0``). ``auto_cache``: the marker of
     automatic caching, to be put on the last block that can carry one. ``previous_message_id`` is compared with when
     ``wants_diagnostics``. ``continue_last``: the last turn is the assistant's and is continued, not closed.
+    ``beta``: the client asked for the beta surface and knows the fields that only it has.
     ``cache_salt`` keeps prefixes apart; ``cache_key`` is a routing hint. ``ignored`` lists the paths of fields that
     were accepted and have no effect here.
     """
@@ -173,6 +174,7 @@ class Conversation:
     cache_key: str | None = None
     cache_salt: str = ""
     return_token_ids: bool = False
+    beta: bool = False
     ignored: tuple[str, ...] = ()
 
     @property

@@ -100,7 +100,11 @@ class SampleEnd:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The request has ended. ``applied_edits`` are Anthropic's objects for context edits that were carried out."""
+    """The request has ended. ``applied_edits`` are Anthropic's objects for context edits that were carried out.
+
+    ``extra`` holds what only some backends can tell: ``iterations`` (Anthropic's token counts of every run the reply
+    took), ``queue_s``, ``prefill_s``, ``decode_s`` (where its time went), ``usage_unknown`` (``usage`` means nothing).
+    """
 
     usage: Usage
     applied_edits: tuple[Mapping[str, Any], ...] | None = None

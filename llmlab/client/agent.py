@@ -20,6 +20,7 @@ from llmlab.client.output_limit import OutputLimit
 from llmlab.client.tool import LocalTool
 from llmlab.client.tools import Toolbox, local_tools
 from llmlab.client.transcript import MemoryTranscript, Transcript
+from llmlab.client.wire import new_wire_id
 from llmlab.errors import CompactionFailed, InvalidParameter, LabError
 from llmlab.trace.recorder import Recorder
 
@@ -31,9 +32,12 @@ class Agent:
 
     ``system`` is a text or blocks; ``first`` leads the first user message. ``tools`` defaults to the calculator and,
     given a ``root``, reading under it; ``external_tools`` are listed after them. ``limit`` sets ``max_tokens`` and
-    takes the place of the options' own. ``compaction`` summarises old turns when they fill the window, for which
+    takes the place of the options' own. ``tool_choices`` are those of a run's first requests, in order; the options'
+    own holds for the rest. ``compaction`` summarises old turns when they fill the window, for which
     ``limit`` is then chosen unless it is given. Entries go to ``transcript``, so a session that was interrupted goes
     on from one that was loaded.
+
+    With a ``recorder``, the sender's own unless given, assembling a request is the first stage of its exchange.
 
     Beta switches are headers, and headers are the sender's: give them to the client, not in ``options``.
     """
@@ -50,6 +54,7 @@ class Agent:
         first: Sequence[Mapping[str, Any]] = (),
         max_turns: int = MAX_TURNS,
         options: Options | None = None,
+        tool_choices: Sequence[Mapping[str, Any]] = (),
         limit: OutputLimit | None = None,
         compaction: CompactionPolicy | None = None,
         transcript: Transcript | MemoryTranscript | None = None,
@@ -60,7 +65,8 @@ class Agent:
             raise InvalidParameter(f"max_turns={max_turns} must be at least 1")
         self.sender, self.model, self.max_turns = sender, model, max_turns
         self.system = [SystemText(system)] if isinstance(system, str) else list(system)
-        self.first, self.recorder = list(first), recorder
+        self.first, self.tool_choices = list(first), list(tool_choices)
+        self.recorder = recorder if recorder is not None else getattr(sender, "recorder", None)
         self.reads = ReadTracker()
         builtin = local_tools(root, self.reads) if tools is None else list(tools)
         self.toolbox = Toolbox([*builtin, *external_tools])
@@ -93,24 +99,40 @@ class Agent:
 
     # -- one request ----------------------------------------------------------------------------------------
 
-    def assemble(self, entries: Sequence[Entry] | None = None, recorder: Recorder | None = None) -> Assembled:
-        """The next request, or that for other entries, without sending it; with a ``recorder``, as a stage."""
+    def assemble(
+        self,
+        entries: Sequence[Entry] | None = None,
+        *,
+        turn: int = 0,
+        recorder: Recorder | None = None,
+        wire_id: str = "",
+    ) -> Assembled:
+        """The request of a run's turn number ``turn`` (from 0), or that for other entries, without sending it.
+
+        With a ``recorder`` it is a stage of the exchange ``wire_id``.
+        """
         return assemble(
             self.model,
             self.transcript.entries if entries is None else entries,
-            options=replace(self.options, max_tokens=self.limit.max_tokens),
+            options=self._options(turn),
             system=self.system,
             first=self.first,
             tools=self.toolbox.definitions,
             previous=self._previous,
             recorder=recorder,
+            wire_id=wire_id,
         )
+
+    def _options(self, turn: int) -> Options:
+        chosen = self.tool_choices[turn] if turn < len(self.tool_choices) else self.options.tool_choice
+        return replace(self.options, max_tokens=self.limit.max_tokens, tool_choice=chosen)
 
     def _ask(self, turns: list[Turn]) -> Reply | None:
         """Send the next request and record the answer; ``None`` if it was cut and is to be asked for again."""
-        made = self.assemble(recorder=self.recorder)
+        wire_id = new_wire_id()
+        made = self.assemble(turn=_count(turns), recorder=self.recorder, wire_id=wire_id)
         estimated = self._size(made).total
-        message = self._send(made.request)
+        message = self._send(made.request, wire_id)
         self._previous = made.last_position
         is_cut = self.limit.escalate(message.stop_reason or "")
         turns.append(turn_of(_count(turns) + 1, "cut" if is_cut else "turn", estimated, message))
@@ -129,9 +151,9 @@ class Agent:
         if not all(map(is_empty_text, content)):
             self._usage, self._answered = message.usage, sent + 1
 
-    def _send(self, request: dict[str, Any]) -> Reply:
+    def _send(self, request: dict[str, Any], wire_id: str) -> Reply:
         try:
-            return self.sender.send(request)
+            return self.sender.send(request, wire_id=wire_id)
         except KeyboardInterrupt:
             self._record(note("display", "interrupted while waiting for an answer"))
             raise
@@ -171,15 +193,16 @@ class Agent:
         """Replace what came before the prompt by a summary, if the next request would be too long."""
         if self.compaction is None:
             return
-        estimated = self._size(self.assemble()).total
+        estimated = self._size(self.assemble(turn=_count(turns))).total
         covered, keeps = split_kept(self.transcript.entries)
         is_new = any(not entry.hidden_reason for entry in covered) and covered[-1].kind != "compaction"
         if is_new and self.compaction.is_due(estimated, self.limit.max_tokens):
             self._compact(covered, keeps, estimated, turns)
 
     def _compact(self, covered: Sequence[Entry], keeps: int, estimated: int, turns: list[Turn]) -> None:
-        request = compaction_request(self.assemble(covered).request, self.compaction.instruction)
-        message = self._send(request)
+        wire_id = new_wire_id()
+        made = self.assemble(covered, turn=len(self.tool_choices), recorder=self.recorder, wire_id=wire_id)
+        message = self._send(compaction_request(made.request, self.compaction.instruction), wire_id)
         turns.append(turn_of(0, "compaction", estimated, message))
         try:
             entry = compaction_entry(message.text, model=self.model, usage=message.usage, keeps=keeps)

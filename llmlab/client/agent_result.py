@@ -22,8 +22,8 @@ class Reply(Protocol):
 class Sender(Protocol):
     """What the loop needs of a client."""
 
-    def send(self, request: dict[str, Any]) -> Reply:
-        """Send a request body and wait for the whole answer."""
+    def send(self, request: dict[str, Any], *, wire_id: str | None = None) -> Reply:
+        """Send a request body, under ``wire_id`` in the trace, and wait for the whole answer."""
 
     def count_tokens(self, request: dict[str, Any]) -> int:
         """Exact number of prompt tokens of a request body."""

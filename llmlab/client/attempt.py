@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from llmlab.api.heads import head_text
 from llmlab.client.message import Timings
 from llmlab.client.recording import Log
 from llmlab.client.stream_errors import ConnectionLost, ProtocolViolation, failure_from
 from llmlab.client.timeouts import Notice, Timeouts, Watchdog
 from llmlab.client.transfer import Broken, End, Head, Piece, Transfer
+
+Tap = Callable[[bytes], None]
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """Longest answer in one piece that is read."""
@@ -19,11 +22,12 @@ MAX_BODY_BYTES = 32 * 1024 * 1024
 class Attempt:
     """Reads one response. ``timings`` fill as it goes; ``headers`` are the response's, lower-case, once it began.
 
-    ``number`` counts from 0. Close it however it ended: that is what ends the connection of one that is not over.
+    ``number`` counts from 0. ``tap`` is called with each piece of the body, exactly as it came. Close it however it
+    ended: that is what ends the connection of one that is not over.
     """
 
-    def __init__(self, transfer: Transfer, timeouts: Timeouts, log: Log, number: int) -> None:
-        self.transfer, self.log, self.number = transfer, log, number
+    def __init__(self, transfer: Transfer, timeouts: Timeouts, log: Log, number: int, tap: Tap | None = None) -> None:
+        self.transfer, self.log, self.number, self.tap = transfer, log, number, tap
         self.watchdog = Watchdog(timeouts)
         self.timings = Timings(sent_at=transfer.started_ns)
         self.headers: Mapping[str, str] = {}
@@ -49,6 +53,8 @@ class Attempt:
             if self.timings.first_byte is None:
                 self.timings.first_byte = self.since_sent(item.t_ns)
             self.log.piece(item.data, item.t_ns)
+            if self.tap is not None:
+                self.tap(item.data)
             for notice in self.watchdog.on_bytes(item.t_ns / 1e9):
                 self.report(notice)
             yield item
@@ -116,7 +122,7 @@ class Attempt:
         sent_ns = self.transfer.sent_ns or head.t_ns
         details = {"attempt": self.number + 1, "new_connection": self.transfer.is_new_connection}
         self.log.stage(self.timings.sent_at, "send", "ok", end_ns=sent_ns, **details)
-        shown = "\n".join(f"{name}: {value}" for name, value in head.headers.items() if name != "set-cookie")
+        shown = head_text(head.headers.items())
         self.log.event("response", str(head.status), text=shown, direction="received", t_ns=head.t_ns)
 
 

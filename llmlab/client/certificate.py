@@ -48,7 +48,7 @@ def make_certificate() -> LocalCertificate:
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.x509.oid import NameOID
     except ImportError:
-        raise MissingExtra("TLS in the proxy needs a certificate: pip install cryptography") from None
+        raise MissingExtra("only cryptography can make a certificate for TLS: pip install 'llmlab[tls]'") from None
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "llmlab on this machine")])
     names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]

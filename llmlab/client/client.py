@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import httpx2
 
+from llmlab.client.attempt import Tap
 from llmlab.client.exchange import Exchange, describe
 from llmlab.client.message import Message
 from llmlab.client.overflow import Healing
@@ -17,7 +18,7 @@ from llmlab.client.recovery import Recovery
 from llmlab.client.retry import RetryPolicy
 from llmlab.client.stream_errors import ClientError, ProtocolViolation
 from llmlab.client.timeouts import Timeouts
-from llmlab.client.wire import NO_HEADERS, Identity, Wire, checked_headers, to_body
+from llmlab.client.wire import NO_HEADERS, Identity, Wire, check_header, checked_headers, new_wire_id, to_body
 from llmlab.trace.recorder import Recorder
 
 COUNTED = (
@@ -40,9 +41,10 @@ class Client:
     """Sends requests to ``url`` and reads what comes back; retries, repairs and records on the way.
 
     The key is never taken from the environment: it would go to whatever ``url`` says. ``timeouts`` hold for each
-    attempt, ``retries`` and ``healing`` for a request. ``fallback_model`` takes over from an overloaded model.
-    ``recorder`` gets the client's side of every exchange. ``http`` replaces the connections this client would make;
-    ``sleep`` and ``rng`` its waits and their jitter. May be used from several threads. Raises ``InvalidParameter``.
+    attempt, ``retries`` (:data:`~llmlab.client.retry.INTERACTIVE` unless given) and ``healing`` for a request.
+    ``fallback_model`` takes over from an overloaded model. ``recorder`` gets the client's side of every exchange.
+    ``http`` replaces the connections this client would make; ``sleep`` and ``rng`` its waits and their jitter. May be
+    used from several threads. Raises ``InvalidParameter``.
     """
 
     def __init__(
@@ -69,6 +71,11 @@ class Client:
         self.sleep, self.rng = sleep, rng or random.Random()
 
     @property
+    def recorder(self) -> Recorder | None:
+        """What gets the client's side of every exchange."""
+        return self.wire.recorder
+
+    @property
     def url(self) -> str:
         """Where requests go, without ``/v1``."""
         return self.wire.url
@@ -79,20 +86,36 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        return f"<Client of {self.url}>"
+
     def close(self) -> None:
-        """Close the connections that are kept."""
+        """Close the connections that are kept; further requests are refused, open ones end on their own."""
         self.wire.close()
 
-    def stream(self, request: dict[str, Any], headers: Mapping[str, str] | None = None) -> Exchange:
+    def stream(
+        self,
+        request: dict[str, Any],
+        headers: Mapping[str, str] | None = None,
+        *,
+        wire_id: str | None = None,
+        tap: Tap | None = None,
+    ) -> Exchange:
         """An exchange for the body ``request``, not begun yet: use it in a ``with`` statement and iterate over it.
 
-        ``headers`` are this request's own, such as a set of betas that grew since the client was made.
+        ``headers`` are this request's own, such as a set of betas that grew since the client was made. ``wire_id`` is
+        the client's id of its first attempt: what was recorded under it beforehand, such as how the request was
+        assembled, is part of the exchange. ``tap`` is called with each piece of the response's body, bytes as they
+        came. Raises ``InvalidParameter``.
         """
-        return Exchange(self.wire, self._recovery(), request, checked_headers(headers))
+        check_header("wire_id", wire_id)
+        return Exchange(self.wire, self._recovery(), request, checked_headers(headers), wire_id, tap)
 
-    def send(self, request: dict[str, Any], headers: Mapping[str, str] | None = None) -> Message:
+    def send(
+        self, request: dict[str, Any], headers: Mapping[str, str] | None = None, *, wire_id: str | None = None
+    ) -> Message:
         """The answer to the body ``request``; it is streamed underneath. Raises ``ClientError``."""
-        with self.stream(request, headers) as exchange:
+        with self.stream(request, headers, wire_id=wire_id) as exchange:
             for _ in exchange:
                 pass
             return exchange.message
@@ -124,16 +147,17 @@ class Client:
     def _call(
         self, method: str, path: str, request: dict[str, Any] | None = None, headers: Mapping[str, str] = NO_HEADERS
     ) -> dict[str, Any]:
-        recovery, number = self._recovery(), 0
+        recovery, number, wire_id = self._recovery(), 0, new_wire_id()
         while True:
             body = None if request is None else to_body(request)
-            attempt = self.wire.open(method, path, body, number, "application/json", headers)
+            attempt = self.wire.open(method, path, body, number, "application/json", headers, wire_id)
             try:
                 return _object(attempt.json())
             except ClientError as failure:
                 describe(failure, attempt, None)
                 self.wire.release(attempt)
-                step = recovery.after(failure, "nothing", attempt.log)
+                wire_id = new_wire_id()
+                step = recovery.after(failure, "nothing", attempt.log, wire_id, was_reached=self.wire.was_reached)
                 request = None if request is None else request | step.changes
                 number += 1
             finally:

@@ -54,7 +54,7 @@ def compaction_request(request: Mapping[str, Any], instruction: str = INSTRUCTIO
     """The same request with one more text at its end.
 
     Everything before it, tools and markers included, stays as it was. The text joins a user turn that is last already
-    and follows its tool results.
+    and follows its tool results. Only a ``tool_choice`` that forces a call goes, for no summary could be written.
     """
     messages = [dict(message) for message in request["messages"]]
     asked = text_block(instruction)
@@ -62,7 +62,8 @@ def compaction_request(request: Mapping[str, Any], instruction: str = INSTRUCTIO
         messages[-1]["content"] = [*as_blocks(messages[-1]["content"]), asked]
     else:
         messages.append({"role": "user", "content": [asked]})
-    return {**request, "messages": messages}
+    is_forced = request.get("tool_choice", {}).get("type") in ("any", "tool")
+    return {**request, **({"tool_choice": {"type": "none"}} if is_forced else {}), "messages": messages}
 
 
 def split_kept(entries: Sequence[Entry]) -> tuple[Sequence[Entry], int]:

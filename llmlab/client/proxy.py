@@ -6,7 +6,6 @@ Nothing it does is a measurement of a network. Every effect is recorded as injec
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import ssl
 import threading
 from collections.abc import Callable, Coroutine
@@ -18,6 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from llmlab.client.certificate import LocalCertificate, make_certificate
 from llmlab.client.proxy_link import Effects, Link, Report
+from llmlab.client.wire import is_loopback
 from llmlab.errors import InvalidParameter, ProxyFailed
 from llmlab.trace.events import Stage, WireEvent
 from llmlab.trace.recorder import Recorder
@@ -218,15 +218,9 @@ def _ignore() -> None:
 
 def _local_target(url: str) -> SplitResult:
     parts = urlsplit(url)
-    if parts.scheme != "http" or not _is_loopback(parts.hostname or ""):
+    if parts.scheme != "http" or not is_loopback(url):
         raise InvalidParameter(f"{url!r} must be an http:// address on this machine, such as http://127.0.0.1:8000")
     return parts
-
-
-def _is_loopback(host: str) -> bool:
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
 
 
 def _checked(effects: Effects) -> Effects:

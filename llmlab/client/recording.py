@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from time import perf_counter_ns
 from typing import Any
 
+from llmlab.api.heads import head_text
 from llmlab.trace.events import Stage, WireEvent
 from llmlab.trace.recorder import Recorder
 
@@ -35,10 +37,11 @@ class Log:
             shown = None if text is None else self._shown(text)
             self.recorder.emit(WireEvent(at, self.wire_id, "client", kind, direction, size, self._shown(name), shown))
 
-    def sent(self, name: str, body: bytes) -> None:
-        """A request left."""
+    def sent(self, name: str, headers: Iterable[tuple[str, str]], body: bytes) -> None:
+        """A request leaves: head, empty line and body; ``size`` is the body's."""
         if self.enabled:
-            self.event("request", name, text=body.decode("utf-8", "replace"), size=len(body), direction="sent")
+            text = f"{head_text(headers)}\n\n{body.decode('utf-8', 'replace')}"
+            self.event("request", name, text=text, size=len(body), direction="sent")
 
     def piece(self, data: bytes, t_ns: int) -> None:
         """Bytes of a body came off the socket."""

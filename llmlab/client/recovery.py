@@ -42,12 +42,16 @@ class Recovery:
         self.overloaded = 0  # in a row
         self.heals = 0
 
-    def after(self, failure: ClientError, phase: Phase, log: Log) -> Step:
-        """The step after ``failure``, with its wait already over. Raises ``failure``, or ``NoRoomLeft``."""
+    def after(self, failure: ClientError, phase: Phase, log: Log, next_id: str, *, was_reached: bool = True) -> Step:
+        """The step after ``failure``, with its wait already over. Raises ``failure``, or ``NoRoomLeft``.
+
+        ``log`` is the failed attempt's; ``next_id`` the id under which another one would be made, recorded there.
+        ``was_reached``: whether this client ever had an answer from the server.
+        """
         begin = perf_counter_ns()
         log.event("error", type(failure).__name__, text=str(failure))
         try:
-            step = self.decide(failure, phase)
+            step = self.decide(failure, phase, was_reached=was_reached)
         except NoRoomLeft as error:
             log.stage(begin, "retry", "refused", str(error))
             raise
@@ -55,15 +59,16 @@ class Recovery:
             log.stage(begin, "retry", "refused", step.reason)
             raise failure
         if step.action == "retry":
+            log.event("retry", step.reason, text=f"{step.wait.seconds:.3g} s: {step.wait.reason}")
             if step.wait.seconds > 0:
                 self.sleep(step.wait.seconds)
-            log.event("retry", step.reason)
         wait = {"wait_s": step.wait.seconds, "asked_s": step.wait.asked_s, "wait_reason": step.wait.reason}
         outcome = "kept" if step.action == "keep" else "retried"
-        log.stage(begin, "retry", outcome, step.reason, retries=self.retries, **wait, **step.changes)
+        following = {"next_id": next_id} if step.action == "retry" else {}
+        log.stage(begin, "retry", outcome, step.reason, retries=self.retries, **following, **wait, **step.changes)
         return step
 
-    def decide(self, failure: ClientError, phase: Phase, now: float | None = None) -> Step:
+    def decide(self, failure: ClientError, phase: Phase, now: float | None = None, *, was_reached: bool = True) -> Step:
         """The step after ``failure``; ``now`` is seconds since the epoch. Raises ``NoRoomLeft``."""
         healed = self._heal(failure)
         if healed is not None:
@@ -73,8 +78,9 @@ class Recovery:
         if action != "retry":
             return Step(action, reason if action == "raise" and not retryable else f"{reason} after {phase} was shown")
         fallback = self._fall_back(failure)
-        if self.retries >= self.policy.max_retries:
-            return Step("raise", f"{reason}; all {self.policy.max_retries} retries are used up")
+        limit = self.policy.limit_for(failure, was_reached)
+        if self.retries >= limit:
+            return Step("raise", f"{reason}; all {limit} retries are used up")
         self.retries += 1
         if fallback is not None:
             return Step("retry", f"overloaded {self.policy.max_overloaded} times in a row", changes={"model": fallback})

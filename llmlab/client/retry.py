@@ -18,11 +18,13 @@ from llmlab.client.stream_errors import (
     ClientError,
     ConnectionLost,
     IdleTimeout,
+    ServerUnreachable,
     StreamIncomplete,
 )
 from llmlab.errors import InvalidParameter
 
 MAX_RETRIES = 10
+MAX_UNREACHED = 2
 MAX_RETRIES_CAP = 15
 BASE_S = 0.5
 CAP_S = 8.0
@@ -41,10 +43,12 @@ class RetryPolicy:
     ``max_retries``: attempts after the first, at most 15. The computed delay doubles from ``base_s`` to ``cap_s``,
     then is multiplied by a random factor between the two of ``jitter``: after the cap, so that clients at the cap are
     spread too. A wait that the server asked for is kept to as it is, beyond ``cap_s`` but not beyond
-    ``retry_after_cap_s``: longer ones are cut to that, and the cut is reported. After ``max_overloaded`` times 529 in
-    a row the fallback model, if there is one, is asked instead. ``mid_stream``: ``phases`` retries a broken stream
-    while nothing or only thinking was shown, and keeps complete tool calls; ``never`` retries only while nothing was
-    shown and keeps nothing.
+    ``retry_after_cap_s``: longer ones are cut to that, and the cut is reported. ``max_unreached`` is the limit while
+    no connection was made at all, neither by this request nor by an earlier one of the client: more likely than a
+    server that is starting is a wrong address, and who typed it is waiting; ``None`` makes no difference there. After
+    ``max_overloaded`` times 529 in a row the fallback model, if there is one, is asked instead. ``mid_stream``:
+    ``phases`` retries a broken stream while nothing or only thinking was shown, and keeps complete tool calls;
+    ``never`` retries only while nothing was shown and keeps nothing.
 
     Raises ``InvalidParameter``.
     """
@@ -55,15 +59,25 @@ class RetryPolicy:
     jitter: tuple[float, float] = (0.75, 1.0)
     retry_after_cap_s: float = RETRY_AFTER_CAP_S
     max_overloaded: int = MAX_OVERLOADED
+    max_unreached: int | None = MAX_UNREACHED
     mid_stream: Literal["phases", "never"] = "phases"
 
     def __post_init__(self) -> None:
         if type(self.max_retries) is not int or not 0 <= self.max_retries <= MAX_RETRIES_CAP:
             raise InvalidParameter(f"max_retries={self.max_retries!r} must be an integer from 0 to {MAX_RETRIES_CAP}")
+        if self.max_unreached is not None and (type(self.max_unreached) is not int or self.max_unreached < 0):
+            raise InvalidParameter(f"max_unreached={self.max_unreached!r} must be an integer of at least 0, or None")
         if not (0 < self.base_s <= self.cap_s and 0 < self.jitter[0] <= self.jitter[1]):
             raise InvalidParameter("delays need 0 < base_s <= cap_s and a jitter of two rising positive factors")
         if self.mid_stream not in ("phases", "never"):
             raise InvalidParameter(f"mid_stream={self.mid_stream!r} must be 'phases' or 'never'")
+
+    def limit_for(self, failure: ClientError, was_reached: bool) -> int:
+        """Retries a request has, given its latest failure and whether the client ever reached the server."""
+        is_unreached = isinstance(failure, ServerUnreachable) and not was_reached
+        if is_unreached and self.max_unreached is not None:
+            return min(self.max_unreached, self.max_retries)
+        return self.max_retries
 
     def delay_for(self, attempt: int, rng: random.Random) -> float:
         """Computed delay (s) after failed attempt number ``attempt``, counted from 0."""
@@ -71,10 +85,13 @@ class RetryPolicy:
         return delay * rng.uniform(*self.jitter)
 
 
-SDK_STYLE = RetryPolicy()
-"""As the public SDKs: cap 8 s, jitter only shortens."""
+INTERACTIVE = RetryPolicy()
+"""For a person at a keyboard: delays as ``SDK_STYLE``, but an address at which nothing answers fails within seconds."""
 
-CLI_STYLE = RetryPolicy(cap_s=CLI_CAP_S, jitter=(1.0, 1.25))
+SDK_STYLE = RetryPolicy(max_unreached=None)
+"""Delays of the public SDKs (cap 8 s, jitter only shortens) and the number of retries article A gives."""
+
+CLI_STYLE = RetryPolicy(cap_s=CLI_CAP_S, jitter=(1.0, 1.25), max_unreached=None)
 """As article A describes the command line client: cap 32 s, jitter only lengthens, so up to 40 s."""
 
 

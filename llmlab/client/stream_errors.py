@@ -27,6 +27,10 @@ class ConnectionLost(ClientError, ConnectionError):
     """The connection could not be made, or broke before the answer was complete."""
 
 
+class ServerUnreachable(ConnectionLost):
+    """No connection to the server could be made: nothing listens at its address, or the address is wrong."""
+
+
 class CertificateRejected(ClientError):
     """The server's TLS certificate is not trusted here; no attempt will change that."""
 

@@ -23,7 +23,10 @@ HIDDEN_BLOCKS = frozenset({"thinking", "redacted_thinking"})
 
 
 class Streamed:
-    """Reads the events of one attempt and builds its message."""
+    """Reads the events of one attempt and builds its message.
+
+    Frames and deltas are recorded at the time at which their bytes arrived, however late they are read.
+    """
 
     def __init__(self, attempt: Attempt) -> None:
         self.attempt = attempt
@@ -98,7 +101,8 @@ class Streamed:
     def _take(self, event: SseEvent) -> Delta:
         attempt, at = self.attempt, self._piece.t_ns
         if attempt.log.enabled:
-            attempt.log.event("frame", event.name, text=event.data, size=len(event.data.encode()), direction="received")
+            size = len(event.data.encode())
+            attempt.log.event("frame", event.name, text=event.data, size=size, direction="received", t_ns=at)
         for notice in attempt.watchdog.on_event(at / 1e9):
             attempt.report(notice)
         data = self._parse(event)
@@ -124,7 +128,8 @@ class Streamed:
         if not delta.text or delta.kind == "signature":
             return
         attempt = self.attempt
-        attempt.log.event("delta", delta.kind, text=delta.text, size=len(delta.text.encode("utf-8", "surrogatepass")))
+        size = len(delta.text.encode("utf-8", "surrogatepass"))
+        attempt.log.event("delta", delta.kind, text=delta.text, size=size, t_ns=at)
         if attempt.timings.first_delta is None:
             attempt.timings.first_delta = attempt.since_sent(at)
             start = attempt.transfer.sent_ns or attempt.timings.sent_at

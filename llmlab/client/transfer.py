@@ -18,7 +18,13 @@ from typing import Any
 
 import httpx2
 
-from llmlab.client.stream_errors import CertificateRejected, ClientError, ConnectionLost, TotalTimeout
+from llmlab.client.stream_errors import (
+    CertificateRejected,
+    ClientError,
+    ConnectionLost,
+    ServerUnreachable,
+    TotalTimeout,
+)
 
 QUEUE_PIECES = 64
 """Pieces held for a reader that is slow; beyond that the server is slowed down through the socket."""
@@ -124,9 +130,9 @@ class Transfer:
         try:
             self._items.put(self._exchange())
         except httpx2.TimeoutException as error:
-            self._items.put(Broken(perf_counter_ns(), _timed_out(error)))
+            self._items.put(Broken(perf_counter_ns(), _timed_out(error, self.request.url)))
         except httpx2.HTTPError as error:
-            self._items.put(Broken(perf_counter_ns(), lost(error)))
+            self._items.put(Broken(perf_counter_ns(), lost(error, self.request.url)))
         except Exception as error:
             self._items.put(Broken(perf_counter_ns(), error))
         finally:
@@ -159,8 +165,8 @@ class Transfer:
             self.lane.cut()
 
 
-def lost(error: httpx2.HTTPError) -> ClientError:
-    """The named failure for a connection that broke or was never made."""
+def lost(error: httpx2.HTTPError, url: httpx2.URL) -> ClientError:
+    """The named failure for a connection to ``url`` that broke or was never made."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -170,10 +176,17 @@ def lost(error: httpx2.HTTPError) -> ClientError:
                 "http=httpx2.Client(verify=...) with a context that knows it"
             )
         cause = cause.__cause__ or cause.__context__
+    if isinstance(error, httpx2.ConnectError):
+        return _unreachable(url, str(error) or type(error).__name__)
     return ConnectionLost(f"the connection broke: {type(error).__name__}: {error}")
 
 
-def _timed_out(error: httpx2.TimeoutException) -> Exception:
+def _timed_out(error: httpx2.TimeoutException, url: httpx2.URL) -> Exception:
     if isinstance(error, httpx2.ConnectTimeout):
-        return ConnectionLost("no connection could be made in time; is the server running at this address?")
+        return _unreachable(url, "no connection could be made in time")
     return TotalTimeout(f"the attempt was not over in time: {type(error).__name__}")
+
+
+def _unreachable(url: httpx2.URL, why: str) -> ServerUnreachable:
+    host = url.netloc.decode("ascii", "replace")
+    return ServerUnreachable(f"no server answers at {url.scheme}://{host} ({why}): is it running, and at this address?")

@@ -16,7 +16,7 @@ import httpx2
 
 from llmlab import __version__
 from llmlab.api.sse import to_json
-from llmlab.client.attempt import Attempt
+from llmlab.client.attempt import Attempt, Tap
 from llmlab.client.recording import Log
 from llmlab.client.timeouts import Timeouts
 from llmlab.client.transfer import Lane, Transfer
@@ -48,9 +48,9 @@ class Identity:
         if isinstance(self.betas, str):
             raise InvalidParameter("betas must be a sequence of names, not one string")
         for name in ("api_key", "version", "session_id"):
-            _check_header(name, getattr(self, name))
+            check_header(name, getattr(self, name))
         for beta in self.betas:
-            _check_header("betas", beta)
+            check_header("betas", beta)
 
     def headers(self) -> dict[str, str]:
         """The headers that are the same for every request of a client."""
@@ -69,7 +69,8 @@ class Identity:
         return found
 
 
-def _check_header(name: str, value: str | None) -> None:
+def check_header(name: str, value: str | None) -> None:
+    """Raises ``InvalidParameter`` for a value, called ``name``, that cannot be a header; ``None`` is no header."""
     if value is not None and not (isinstance(value, str) and value and value.isascii() and value.isprintable()):
         raise InvalidParameter(f"{name} must be a non-empty string of printable ASCII, since it becomes a header")
 
@@ -77,7 +78,8 @@ def _check_header(name: str, value: str | None) -> None:
 class Wire:
     """Opens attempts on one server, each on a connection that no other attempt uses meanwhile.
 
-    Connections are kept for later attempts. Raises ``InvalidParameter`` for a URL that is none.
+    Connections are kept for later attempts. ``was_reached``: whether there ever was an answer, of any kind. Raises
+    ``InvalidParameter`` for a URL that is none.
     """
 
     def __init__(
@@ -89,8 +91,10 @@ class Wire:
         http: httpx2.Client | None = None,
     ) -> None:
         self.url, self.identity, self.timeouts, self.recorder = base_url(url), identity, timeouts, recorder
+        self.was_reached = False
         self._http = http
         self._idle: list[Lane] = []
+        self._is_closed = False
         self._lock = threading.Lock()
 
     def open(
@@ -101,12 +105,15 @@ class Wire:
         number: int,
         accept: str,
         extra: Mapping[str, str] = NO_HEADERS,
+        wire_id: str | None = None,
+        tap: Tap | None = None,
     ) -> Attempt:
-        """Send a request as attempt ``number`` (from 0) under an id of its own. Returns before anything has arrived.
+        """Send a request as attempt ``number`` (from 0). Returns before anything has arrived.
 
-        ``extra``: headers of this request, in place of the client's own of the same (lower-case) name.
+        ``extra``: headers of this request, in place of the client's own of the same (lower-case) name. ``wire_id``:
+        its ``x-client-request-id`` and name in the trace, a new one unless given.
         """
-        wire_id = str(uuid.uuid4())
+        wire_id = wire_id or new_wire_id()
         log = Log(self.recorder, wire_id, self.identity.api_key)
         lane = self._take_lane()
         headers = self.identity.headers() | {"accept": accept, "x-client-request-id": wire_id}
@@ -115,8 +122,8 @@ class Wire:
         )
         limits = httpx2.Timeout(self.timeouts.total_s, connect=self.timeouts.connect_s, pool=None)
         request = lane.http.build_request(method, self.url + path, headers=headers, content=body, timeout=limits)
-        log.sent(f"{method} {path}", body or b"")
-        return Attempt(Transfer(lane, request), self.timeouts, log, number)
+        log.sent(f"{method} {path}", request.headers.items(), body or b"")
+        return Attempt(Transfer(lane, request), self.timeouts, log, number, tap)
 
     def release(self, attempt: Attempt) -> None:
         """Take back the connection of an attempt that is over, or end the one of an attempt that is not.
@@ -127,10 +134,11 @@ class Wire:
         if attempt.is_closed:
             return
         attempt.close()
+        self.was_reached = self.was_reached or bool(attempt.headers)
         if not transfer.has_ended:
             return
         with self._lock:
-            keep = len(self._idle) < MAX_IDLE_LANES
+            keep = len(self._idle) < MAX_IDLE_LANES and not self._is_closed
             if keep:
                 self._idle.append(transfer.lane)
         if not keep:
@@ -139,12 +147,15 @@ class Wire:
     def close(self) -> None:
         """Close the connections that are kept; attempts still open end on their own."""
         with self._lock:
+            self._is_closed = True
             lanes, self._idle = self._idle, []
         for lane in lanes:
             lane.close()
 
     def _take_lane(self) -> Lane:
         with self._lock:
+            if self._is_closed:
+                raise InvalidParameter(f"this client of {self.url} was closed: make another")
             if self._idle:
                 return self._idle.pop()
         if self._http is not None:
@@ -156,11 +167,16 @@ class Wire:
         return ssl.create_default_context() if self.url.startswith("https:") else False
 
 
+def new_wire_id() -> str:
+    """An id for one request, unique in the world."""
+    return str(uuid.uuid4())
+
+
 def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
     """``headers`` with lower-case names. Raises ``InvalidParameter`` for what cannot be one."""
     for name, value in (headers or {}).items():
-        _check_header("the name of a header", name)
-        _check_header(name, value)
+        check_header("the name of a header", name)
+        check_header(name, value)
     return {name.lower(): value for name, value in (headers or {}).items()}
 
 

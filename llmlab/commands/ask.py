@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmlab.commands.arguments import check_trace_target, clean, prompt_text, save_trace
 from llmlab.commands.options import Device, Model, Threads
 from llmlab.commands.summary import as_object, as_rows
 from llmlab.commands.terminal import TextStream, stderr_console, two_columns
 from llmlab.engine.params import SamplingParams
-from llmlab.errors import LabError
 from llmlab.models.catalogue import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from llmlab.engine.run import Run
-
-FROM_STDIN = "-"
 
 
 def ask(
@@ -43,14 +41,14 @@ def ask(
 
     sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     SamplingParams.from_kwargs(**sampling)  # a mistake shows before the model is loaded
-    _check_target(trace)
-    text = _read_stdin() if prompt == FROM_STDIN else _clean(prompt)
+    check_trace_target(trace)
+    text = prompt_text(prompt)
     with llmlab.open(model, device=device, dtype=dtype, threads=threads) as lab:
-        with lab.submit(text, system=system and _clean(system), **sampling) as run:
+        with lab.submit(text, system=system and clean(system), **sampling) as run:
             _stream(run, silent=as_json)
         recorded = run.trace
         if trace is not None:
-            _save(lab.trace, trace)
+            save_trace(lab.trace, trace)
     if as_json:
         print(json.dumps(as_object(run, recorded)))
     else:
@@ -68,27 +66,3 @@ def _stream(run: Run, silent: bool) -> None:
             stream.write(text)
     finally:
         stream.end_line()
-
-
-def _read_stdin() -> str:
-    """Standard input as UTF-8 without its last newline; bytes that are not UTF-8 become U+FFFD."""
-    return sys.stdin.buffer.read().decode("utf-8", errors="replace").removesuffix("\n").removesuffix("\r")
-
-
-def _clean(argument: str) -> str:
-    """An argument whose bytes are not UTF-8 holds lone surrogates, which no tokenizer takes."""
-    return argument.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
-
-
-def _check_target(path: Path | None) -> None:
-    """Refuse a trace file that could not be written before any work is done."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        problem = "it is a folder" if path.is_dir() else f"there is no folder {path.absolute().parent}"
-        raise typer.BadParameter(f"{path} cannot be written: {problem}", param_hint="--trace")
-
-
-def _save(trace: Any, path: Path) -> None:
-    try:
-        trace.save(path)
-    except OSError as error:
-        raise LabError(f"the trace was not saved to {path}: {error.strerror or error}") from error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,13 +14,14 @@ import typer
 
 from llmlab.api.rules import Rules
 from llmlab.commands.options import Device, Model, Threads
+from llmlab.commands.serve_facts import Facts, models_of
 from llmlab.errors import InvalidParameter
 from llmlab.gateway.settings import Settings
 from llmlab.models.catalogue import DEFAULT_MODEL
+from llmlab.trace.recorder import Recorder
 
 if TYPE_CHECKING:
-    from llmlab.gateway.backend import Backend
-    from llmlab.trace.recorder import Recorder
+    from llmlab.gateway.engine_backend import EngineBackend
 
 UPSTREAM_KEY = "LLMLAB_UPSTREAM_API_KEY"
 INTERRUPTED = 130
@@ -50,8 +53,22 @@ def serve(
     port: Annotated[int, _option(NETWORK, "0 takes a free port.", min=0, max=65535)] = 8000,
     keys: Annotated[
         Path | None,
-        _option(NETWORK, "API keys, one a line, each with its name and tier if wanted.", metavar="FILE"),
+        _option(
+            NETWORK,
+            "File of API keys, KEY [NAME [TIER]] a line; TIER is standard, priority or batch; lines that begin with # "
+            "are skipped. Without it no key is asked for.",
+            metavar="FILE",
+        ),
     ] = None,
+    log: Annotated[
+        bool,
+        _option(
+            NETWORK,
+            "A line on standard error for each finished request: time, endpoint, model, status, outcome, tokens, "
+            "seconds to the first token and in all, backend, id; never what was said.",
+            "--log",
+        ),
+    ] = False,
     requests_per_minute: Annotated[int | None, _option(LIMITS, "Requests of one key.", min=1)] = None,
     input_tokens_per_minute: Annotated[
         int | None, _option(LIMITS, "Prompt tokens of one key; reads from the cache are free.", min=1)
@@ -65,7 +82,7 @@ def serve(
             BACKENDS, f"Base URL of an OpenAI-compatible server; repeatable. {UPSTREAM_KEY} is its key.", metavar="URL"
         ),
     ] = None,
-    engine: Annotated[bool, _option(BACKENDS, "Serve a model of one's own; --no-engine: upstreams only.")] = True,
+    engine: Annotated[bool, _option(BACKENDS, "Serve --model; --no-engine: upstreams only.")] = True,
     routing: Annotated[
         Literal["round_robin", "least_loaded", "prefix_affine"],
         _option(BACKENDS, "How one of several backends of a model is chosen."),
@@ -95,7 +112,9 @@ def serve(
 ) -> None:
     """Serve a model to clients of Anthropic's Messages and OpenAI's Chat Completions.
 
-    The first Ctrl-C lets open requests finish, the second ends them. Exit status 0 after the first, 130 otherwise.
+    The first Ctrl-C lets open requests finish, the second ends them.
+
+    Exit status: 0 stopped by one signal, 130 by two, 1 failed (the port is in use, no such model), 2 wrong usage.
     """
     settings = Settings(
         host=host,
@@ -126,32 +145,44 @@ def serve(
         "prefix_cache": "hash" if prefix_cache else "off",
         "record": record,
     }
-    _serve(settings, model if engine else None, options, upstream or [])
+    _serve(settings, model if engine else None, options, upstream or [], log)
 
 
-def _serve(settings: Settings, model: str | None, options: dict[str, Any], upstreams: list[str]) -> None:
+def _serve(
+    settings: Settings, model: str | None, options: dict[str, Any], upstreams: list[str], wants_log: bool
+) -> None:
     from llmlab.gateway.app import Gateway
     from llmlab.gateway.auth import KeyRing
     from llmlab.gateway.foreground import run_forever
     from llmlab.gateway.server import Server, listen
+    from llmlab.gateway.upstream import upstream_backends
 
+    key = os.environ.get(UPSTREAM_KEY) or None  # not an option: those are in every process list
     KeyRing.load(settings.keys_file)  # mistakes show before a model is loaded
+    upstream_backends(upstreams, Recorder(enabled=False), key)
     listen(settings.host, settings.port).close()
     with _own_backend(settings, model, options) as (own, recorder):
-        backends = [*own, *upstream_backends(upstreams, recorder)]
-        server = Server(Gateway(backends, settings, recorder))
-        if not run_forever(server, say=lambda text: print(text, flush=True)):
+        gateway = Gateway([*own, *upstream_backends(upstreams, recorder, key)], settings, recorder)
+        server = Server(gateway, log=_print_line if wants_log else None)
+        facts = Facts(own, asyncio.run(models_of(upstreams, key)), settings.keys_file, len(gateway.keys))
+        if not run_forever(server, _say, facts.lines(), facts.first_model):
             raise typer.Exit(INTERRUPTED)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _print_line(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def _own_backend(
     settings: Settings, model: str | None, options: dict[str, Any]
-) -> Iterator[tuple[list[Backend], Recorder]]:
+) -> Iterator[tuple[list[EngineBackend], Recorder]]:
     """The engine as a backend, if one is wanted, and the recorder that everything writes to."""
     if model is None:
-        from llmlab.trace.recorder import Recorder
-
         yield [], Recorder(enabled=options["record"])
         return
     import llmlab
@@ -159,11 +190,3 @@ def _own_backend(
 
     with llmlab.open(model, **options) as lab:
         yield [EngineBackend(lab, settings, lab.engine.recorder)], lab.engine.recorder
-
-
-def upstream_backends(urls: list[str], recorder: Recorder) -> list[Backend]:
-    """A backend per base URL; the key of all of them is in the environment, so that no process list shows it."""
-    from llmlab.gateway.upstream import UpstreamBackend
-
-    key = os.environ.get(UPSTREAM_KEY) or None
-    return [UpstreamBackend(url, api_key=key, recorder=recorder) for url in urls]

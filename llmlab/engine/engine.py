@@ -30,6 +30,9 @@ from llmlab.trace.events import RequestFinished, RequestSubmitted
 from llmlab.trace.recorder import Recorder
 from llmlab.trace.trace import Trace
 
+STEP_END_S = 0.25
+"""Longest time the trace waits for a step under way to be recorded."""
+
 
 class Engine:
     """Serves requests on one runner. ``submit`` and ``abort`` may be called from any thread.
@@ -309,7 +312,9 @@ class Engine:
 
     @property
     def trace(self) -> Trace:
-        """Everything recorded so far."""
+        """Everything recorded so far. A run ends inside a step, so a step that is ending is waited for."""
+        if self._step_lock.acquire(timeout=STEP_END_S):
+            self._step_lock.release()
         return Trace(self.recorder.snapshot())
 
 

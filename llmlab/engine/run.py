@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Generator, Iterator
 from dataclasses import dataclass, field
-from time import monotonic
+from time import monotonic, perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from llmlab.engine.listener import Listener
@@ -60,6 +60,21 @@ class Ending:
     usage: dict[str, int]
 
 
+@dataclass(slots=True)
+class Times:
+    """When a run passed its stages, on the clock of the trace (``time.perf_counter_ns()``); ``None`` until it did.
+
+    ``scheduled``: it first took part in a step. ``first_token``, ``last_token``: the engine told of them; with several
+    samples these are the first and the last of all. ``ended``: every sample has.
+    """
+
+    submitted: int = field(default_factory=perf_counter_ns)
+    scheduled: int | None = None
+    first_token: int | None = None
+    last_token: int | None = None
+    ended: int | None = None
+
+
 class Run:
     """A request in flight. Iterating gives the first sample's text as it becomes safe to show; every iteration
     starts from the beginning, so nothing is lost. ``async for`` and ``await`` work too, and as a context manager an
@@ -68,7 +83,7 @@ class Run:
     When the engine has no background thread, waiting on a run steps the engine.
 
     ``num_cached``: prompt tokens that the prefix cache served; ``None`` until the request is admitted, known before
-    the first delta can be seen.
+    the first delta can be seen. ``times``: when it passed its stages.
     """
 
     def __init__(
@@ -80,6 +95,7 @@ class Run:
         self.outputs = [Output(request_id) for request_id in request_ids]
         self.prompt_logprobs: list[tuple[float, tuple[tuple[int, float], ...]]] = []
         self.num_cached: int | None = None
+        self.times = Times()
         self.error: LabError | None = None
         self._engine = engine
         self._deltas: list[Delta] = []
@@ -229,18 +245,31 @@ class Run:
     def add(self, delta: Delta, ending: Ending | None = None) -> None:
         """Append a delta, and with it the sample's end, and wake every consumer in threads and event loops."""
         output = self.outputs[delta.sample]
+        now = perf_counter_ns()
         with self._changed:
+            if delta.token_ids:
+                self.times.last_token = now
+                if self.times.first_token is None:
+                    self.times.first_token = now
             output.text += delta.text
             output.token_ids.extend(delta.token_ids)
             self._deltas.append(delta)
             if ending:
                 output.usage, output.stop_sequence = ending.usage, ending.stop_sequence
-                # last: whoever sees the end must find every delta before it
+                if all(other.finished for other in self.outputs if other is not output):
+                    self.times.ended = now
+                # last: whoever sees the end must find everything before it
                 output.stop_reason = ending.stop_reason
             self._changed.notify_all()
             listeners = list(self._listeners)
         for listener in listeners:
             listener.ring()
+
+    def note_scheduled(self, num_cached: int) -> None:
+        """The run takes part in a step, with ``num_cached`` prompt tokens from the prefix cache."""
+        self.num_cached = num_cached
+        if self.times.scheduled is None:
+            self.times.scheduled = perf_counter_ns()
 
     def fail(self, error: LabError) -> None:
         """Keep the first error; it is raised to whoever waits."""

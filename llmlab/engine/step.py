@@ -30,7 +30,7 @@ class StepExecutor:
         """Run one step that began (draining the inbox) at ``start_ns``."""
         plan = self.engine.scheduler.schedule(self.journal.step)
         assert plan.rows, "work is queued but nothing could be scheduled"
-        self._tell_cached(plan)
+        self._tell_scheduled(plan)
         try:
             self._serve(plan, [start_ns, perf_counter_ns()])
         except Exception as error:  # one failing step must not end the engine: its requests fail, others go on
@@ -57,11 +57,11 @@ class StepExecutor:
         if self.recorder.enabled:
             self._record_step(plan, marks, counts)
 
-    def _tell_cached(self, plan: StepPlan) -> None:
-        """Before anything of a run is visible, how much of its prompt the prefix cache served."""
+    def _tell_scheduled(self, plan: StepPlan) -> None:
+        """Before anything of a run is visible: that it was scheduled, and what the prefix cache held of its prompt."""
         for row in plan.rows:
             if row.is_prefill:
-                self.engine.sequence(row.request).run.num_cached = row.request.num_cached
+                self.engine.sequence(row.request).run.note_scheduled(row.request.num_cached)
 
     def _end_prewarmed(self, plan: StepPlan) -> None:
         """With ``max_tokens=0`` a request is done as soon as its prompt is computed."""

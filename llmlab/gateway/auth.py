@@ -54,7 +54,7 @@ class KeyRing:
         if path is None:
             return cls({})
         try:
-            text = Path(path).read_text("utf-8")
+            text = Path(path).read_text("utf-8-sig")
             mode = Path(path).stat().st_mode
         except (OSError, UnicodeError) as error:
             raise InvalidParameter(f"the keys file {path} cannot be read: {error}") from error
@@ -93,6 +93,8 @@ def _parse_keys(text: str, path: Path) -> dict[str, Identity]:
         key, name, tier = (*fields, *(f"key-{number}", "standard")[len(fields) - 1 :])[:3]
         if len(fields) > 3 or tier not in TIERS:
             raise InvalidParameter(f"{path}, line {number}: write KEY [NAME [TIER]], TIER one of {', '.join(TIERS)}")
+        if not key.isascii() or not key.isprintable():
+            raise InvalidParameter(f"{path}, line {number}: a key is sent in a header: use ASCII characters only")
         if key in found:
             raise InvalidParameter(f"{path}, line {number}: this key is already there")
         found[key] = Identity(name, tier, _digest(name).hex()[:32])
@@ -116,6 +118,9 @@ def check_local(headers: Mapping[str, str]) -> None:
 
 
 def _host_name(url: str) -> str | None:
+    """The host in a URL; ``None`` where there is none, or where programs do not agree which it is."""
+    if "@" in url or "\\" in url:
+        return None
     try:
         return urlsplit(url).hostname
     except ValueError:

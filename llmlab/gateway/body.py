@@ -12,6 +12,9 @@ from llmlab.api.errors import ApiError
 from llmlab.gateway.disconnect import ClientLeft, Receive
 
 READ_TIMEOUT_S = 30.0
+MAX_SEPARATORS = 1_000_000
+"""Commas and brackets of a body, a bound of its JSON values: 32 MiB of nothing else would take gigabytes, and the JSON
+parser lets nothing else run meanwhile. No model's context holds as many."""
 THREAD_BYTES = 256 * 1024
 """Bodies above this are parsed on another thread, so that other exchanges go on."""
 
@@ -76,6 +79,8 @@ def parse_json(body: bytes, max_depth: int) -> Any:
 
     A key that occurs twice keeps its last value, as everywhere in Python.
     """
+    if sum(map(body.count, (b",", b"[", b"{"))) > MAX_SEPARATORS:
+        raise _invalid(f"the body has more than {MAX_SEPARATORS} commas and brackets")
     try:
         value = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
     except RecursionError:

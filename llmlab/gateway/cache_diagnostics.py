@@ -16,7 +16,7 @@ from llmlab.api.conversation import Block, Conversation, Thinking, Tool, ToolRes
 class Fingerprint:
     """Digests of the parts of a prompt, and its length in tokens.
 
-    ``messages`` has one digest per block that is not thinking; ``speed`` counts as part of the model.
+    ``messages`` has one digest per block that is not thinking.
     """
 
     model: str
@@ -27,20 +27,23 @@ class Fingerprint:
 
 
 class CacheDiagnostics:
-    """Remembers the fingerprints of the last ``capacity`` replies, by message id. Used from one thread."""
+    """Remembers the fingerprints of the last ``capacity`` replies, by message id. Used from one thread.
+
+    A reply is known only under the ``salt`` of the credential it went to.
+    """
 
     def __init__(self, capacity: int = 1000) -> None:
         self.capacity = capacity
-        self._seen: OrderedDict[str, Fingerprint] = OrderedDict()
+        self._seen: OrderedDict[tuple[str, str], Fingerprint] = OrderedDict()
 
-    def remember(self, message_id: str, fingerprint: Fingerprint) -> None:
+    def remember(self, message_id: str, fingerprint: Fingerprint, salt: str = "") -> None:
         """Keep what the request of this reply looked like."""
-        self._seen[message_id] = fingerprint
+        self._seen[salt, message_id] = fingerprint
         while len(self._seen) > self.capacity:
             self._seen.popitem(last=False)
 
     def compare(
-        self, previous_id: str | None, now: Fingerprint, ends: Sequence[int], available: bool = True
+        self, previous_id: str | None, now: Fingerprint, ends: Sequence[int], available: bool = True, salt: str = ""
     ) -> dict[str, Any] | None:
         """Anthropic's ``diagnostics`` object, or ``None`` when nothing that could have been reused was missed.
 
@@ -51,7 +54,7 @@ class CacheDiagnostics:
             return None
         if not available:
             return _reason("unavailable")
-        before = self._seen.get(previous_id)
+        before = self._seen.get((salt, previous_id))
         if before is None:
             return _reason("previous_message_not_found")
         kind, kept = _divergence(before, now, ends)
@@ -84,7 +87,7 @@ def fingerprint(conversation: Conversation, model: str, tokens: int) -> Fingerpr
     rarely part of a prompt.
     """
     return Fingerprint(
-        f"{model} {conversation.speed or 'standard'}",
+        model,
         _digest([_tool(tool) for tool in conversation.tools]),
         _digest([text.text for text in conversation.system]),
         tuple(

@@ -50,6 +50,7 @@ class TextEncoder:
         if self.specials:
             longest_first = sorted(self.specials, key=len, reverse=True)
             self._pattern = re.compile("|".join(map(re.escape, longest_first)))
+        self._copy(literal=False)  # takes a moment that should not be the first request's
 
     @cached_property
     def max_token_length(self) -> int | None:

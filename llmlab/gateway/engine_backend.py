@@ -17,7 +17,7 @@ from llmlab.gateway.cache_diagnostics import CacheDiagnostics, fingerprint
 from llmlab.gateway.failures import to_api_error
 from llmlab.gateway.generation import EngineGeneration, Work
 from llmlab.gateway.grammar import Grammars
-from llmlab.gateway.preparation import Preparation, Prepared, text_length
+from llmlab.gateway.preparation import Preparation, Prepared, is_quick
 from llmlab.gateway.prompt_cache import PromptCache
 from llmlab.gateway.recording import ExchangeLog
 from llmlab.gateway.rendering import Renderer
@@ -28,9 +28,6 @@ from llmlab.gateway.token_bytes import TokenBytes
 from llmlab.lab import Lab
 from llmlab.trace.events import Span
 from llmlab.trace.recorder import Recorder
-
-LONG_TEXT = 8_000
-"""Characters of a conversation from which on it is rendered in a thread, so that other requests go on."""
 
 
 class EngineBackend:
@@ -138,10 +135,8 @@ class EngineBackend:
     # -- opening --------------------------------------------------------------------------------------------
 
     async def _off_loop(self, conversation: Conversation, work) -> Any:
-        """Run ``work``, in a thread when it may take long: much text, or a grammar to compile."""
-        if conversation.tools or conversation.format is not None or text_length(conversation) > LONG_TEXT:
-            return await asyncio.to_thread(work)
-        return work()
+        """Run ``work``, in a thread when it may take long, so that other requests go on."""
+        return work() if is_quick(conversation) else await asyncio.to_thread(work)
 
     def _prepare(self, conversation: Conversation, salt: str, log: ExchangeLog) -> tuple[Prepared, Any]:
         prepared = self._preparation.prepare(conversation, salt, log)
@@ -187,13 +182,17 @@ class EngineBackend:
         if conversation.protocol != "anthropic":
             return None
         now = fingerprint(conversation, self.name, len(rendered.ids))
-        self.diagnostics.remember(work.call.info.message_id, now)
+        self.diagnostics.remember(work.call.info.message_id, now, work.call.salt)
         if not conversation.wants_diagnostics:
             return None
         skipped = len(conversation.tools) + len(conversation.system)
         ends = [rendered.tools_end, rendered.system_end, *(p.tokens for p in rendered.positions[skipped:])]
         return self.diagnostics.compare(
-            conversation.previous_message_id, now, ends, available=self.engine.pool.prefix_cache
+            conversation.previous_message_id,
+            now,
+            ends,
+            available=self.engine.pool.prefix_cache,
+            salt=work.call.salt,
         )
 
     def closed_thinking(self, output: Output) -> list[int]:

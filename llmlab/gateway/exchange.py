@@ -9,12 +9,14 @@ from time import perf_counter_ns
 from typing import Any
 
 from llmlab.api.errors import ApiError
+from llmlab.api.heads import head_text
 from llmlab.api.ids import request_id
 from llmlab.api.sse import to_json
 from llmlab.errors import InvalidParameter, LabError
 from llmlab.gateway.disconnect import Receive, T, guarded
 from llmlab.gateway.faults import FaultyWriter, Plan
-from llmlab.gateway.recording import ExchangeLog, head_text
+from llmlab.gateway.metrics import RequestMetrics
+from llmlab.gateway.recording import ExchangeLog
 from llmlab.gateway.response import ResponseWriter, Send
 from llmlab.trace.recorder import Recorder
 
@@ -40,6 +42,7 @@ class Exchange:
         self.writer.headers |= {"request-id": self.wire_id, "x-request-id": self.wire_id}
         self.stream_error: Callable[[ApiError], bytes] | None = None
         self.outcome = "ok"
+        self.metrics: RequestMetrics | None = None  # of a request that has reached a backend
         self.body_bytes = 0
         self.started_ns = perf_counter_ns()
         self._recorded = False
@@ -52,6 +55,11 @@ class Exchange:
         if self.path.startswith(("/v1/messages", "/v1/v1/messages")):
             return True
         return not self.path.endswith("/chat/completions") and "anthropic-version" in self.headers
+
+    @property
+    def asks_for_beta(self) -> bool:
+        """Whether the query says ``beta=true``, as some clients do in place of a header."""
+        return b"beta=true" in self.scope.get("query_string", b"").split(b"&")
 
     def record_request(self, body: bytes | None = None) -> None:
         """Record head and body, once; the query string is left out, for it may hold credentials."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from llmlab.api.errors import ApiError
 from llmlab.errors import ContextOverflow, EmptyPrompt, EngineStopped, InvalidParameter, LabError, PoolTooSmall
 
@@ -16,6 +18,9 @@ def to_api_error(error: LabError) -> ApiError:
         return ApiError("invalid_request_error", str(error))
     if isinstance(error, EngineStopped):
         return ApiError("api_error", str(error), status=503, should_retry=True)
+    if error.__cause__ is not None:  # a mistake of ours, whose words may name files and settings of this machine
+        logging.getLogger(__name__).error("the engine failed", exc_info=error)
+        return ApiError("api_error", "the engine failed while it computed this reply: the server's log says why")
     return ApiError("api_error", str(error))
 
 

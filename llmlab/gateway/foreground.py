@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 
@@ -12,21 +14,35 @@ from llmlab.gateway.server import Server
 POLL_S = 0.2
 
 
-def run_forever(server: Server, say: Callable[[str], None] = print) -> bool:
+def run_forever(
+    server: Server,
+    say: Callable[[str], None] = print,
+    about: Sequence[tuple[str, str]] = (),
+    model: str = "any",
+) -> bool:
     """Start ``server`` and serve until SIGINT or SIGTERM; must be called from the main thread.
 
     The first signal lets open requests finish for ``settings.drain_s`` seconds, the second ends them at once. Returns
-    whether one signal was enough. Raises what :meth:`Server.start` raises.
+    whether one signal was enough. ``about`` and ``model`` are for :func:`guide`. Raises what :meth:`Server.start`
+    raises.
     """
     signals: SimpleQueue[int] = SimpleQueue()
     with server_signals(signals):
         server.start()
-        say(guide(server.url, has_keys=bool(len(server.gateway.keys))))
+        say(guide(server.url, about, has_keys=bool(len(server.gateway.keys)), model=model))
         while not _received(signals) and server.is_running:
             pass
-        say(f"stopping: open requests have {server.settings.drain_s:g} s; Ctrl-C again ends them now")
+        say(_farewell(server))
         server.begin_close()
         return _drained(server, signals)
+
+
+def _farewell(server: Server) -> str:
+    count = server.gateway.admission.open
+    if not count:
+        return "stopping: no request is open"
+    requests = "1 open request has" if count == 1 else f"{count} open requests have"
+    return f"stopping: {requests} {server.settings.drain_s:g} s to finish; Ctrl-C again ends what is left at once"
 
 
 def _received(signals: SimpleQueue[int]) -> bool:
@@ -63,13 +79,19 @@ def server_signals(signals: SimpleQueue[int]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def guide(url: str, has_keys: bool) -> str:
-    """How to point the usual clients at a server."""
+def guide(url: str, about: Sequence[tuple[str, str]], has_keys: bool, model: str) -> str:
+    """What a server is and how to point the usual clients at it. ``about`` holds (name, text) of further lines."""
     key = "YOUR_KEY" if has_keys else "none"
-    return f"""llmlab serves at {url} (Ctrl-C stops it)
-
-  Anthropic SDKs   export ANTHROPIC_BASE_URL={url} ANTHROPIC_API_KEY={key}
-  OpenAI SDKs      export OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={key}
-  curl             curl {url}/v1/messages -H 'content-type: application/json'{" -H 'x-api-key: YOUR_KEY'" * has_keys} \\
-                     -d '{{"model": "any", "max_tokens": 64, "messages": [{{"role": "user", "content": "Hello"}}]}}'
-  metrics          {url}/metrics"""
+    head = " -H 'authorization: Bearer YOUR_KEY'" if has_keys else ""
+    body = {"model": model, "max_tokens": 64, "messages": [{"role": "user", "content": "Hello"}]}
+    post = f"-H 'content-type: application/json'{head} \\\n{' ' * 19}-d {shlex.quote(json.dumps(body))}"
+    lines = [
+        *about,
+        ("Anthropic SDKs", f"export ANTHROPIC_BASE_URL={url} ANTHROPIC_API_KEY={key}"),
+        ("OpenAI SDKs", f"export OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={key}"),
+        ("curl", f"curl {url}/v1/messages {post}"),
+        ("", f"curl {url}/v1/chat/completions {post}"),
+        ("health", f"{url}/health"),
+        ("metrics", f"{url}/metrics{', with a key' if has_keys else ''}"),
+    ]
+    return "\n".join([f"llmlab serves at {url} (Ctrl-C stops it)\n", *(f"  {name:<16} {text}" for name, text in lines)])

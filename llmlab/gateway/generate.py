@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +16,19 @@ from llmlab.api.rules import Rules
 from llmlab.gateway import faults
 from llmlab.gateway.auth import Identity
 from llmlab.gateway.backend import Call
-from llmlab.gateway.body import THREAD_BYTES, parse_body, read_body
+from llmlab.gateway.body import parse_body, read_body
 from llmlab.gateway.disconnect import stopping_error
 from llmlab.gateway.exchange import Exchange
+from llmlab.gateway.failover import Failover
 from llmlab.gateway.priority import Grant, grant
 from llmlab.gateway.reply import Reply
 from llmlab.gateway.routing import Choice
 
 if TYPE_CHECKING:
     from llmlab.gateway.app import Gateway
+
+QUICK_BYTES = 4096
+"""Bodies above this are decoded on another thread: checking a JSON Schema can take 50 ms a kilobyte."""
 
 Decode = Callable[[Any, Mapping[str, str], Rules], Conversation]
 
@@ -53,7 +57,7 @@ async def decoded(gateway: Gateway, exchange: Exchange, decode: Decode, body: An
     """The request in a body, checked by a codec; off the event loop when it may take long. Raises ``ApiError``."""
     arguments = (body, exchange.headers, gateway.settings.rules)
     with exchange.log.stage("decode") as stage:
-        if exchange.body_bytes > THREAD_BYTES:
+        if exchange.body_bytes > QUICK_BYTES:
             conversation = await asyncio.to_thread(decode, *arguments)
         else:
             conversation = decode(*arguments)
@@ -88,15 +92,18 @@ class Generate:
         if plan is not None:
             await self._apply(exchange, plan)
         conversation = await decoded(self.gateway, exchange, self.codec.decode, body)
+        if exchange.asks_for_beta:
+            conversation = replace(conversation, beta=True)
         charge = self._admit_key(exchange, identity)
         choice, granted = await self._route(exchange, conversation, identity)
         with self._slot(exchange, granted):
             metrics = self.gateway.metrics.follow(choice.model, choice.index, conversation)
+            exchange.metrics = metrics
             call = self._call(exchange, conversation, choice, granted, identity)
             reply = Reply(
                 exchange,
                 self.codec,
-                choice.backend,
+                Failover(self.gateway.router, choice, identity.salt, exchange.log, metrics.move),
                 call,
                 (metrics, charge),
                 lambda: self.gateway.limiter.headers(identity.name, exchange.is_anthropic),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmlab.api import ids
 from llmlab.api.errors import ApiError
@@ -142,21 +142,19 @@ class EngineGeneration:
                 for event in self._answer(sample, run, delta):
                     yield event
         applied = self._work.prepared.edited.applied
-        yield Ended(self._total(), applied)
+        yield Ended(self._total(), applied, {"iterations": self._iterations()} | run_seconds(self._runs))
 
     def _answer(self, sample: int, run: Run, delta: Delta) -> Iterator[ReplyEvent]:
         yield from self._begin()
         stream, output = self._samples[sample], run.outputs[delta.sample]
         stream.note_tokens(delta.token_ids, self._logprobs(sample, output, delta))
         yield from stream.feed(delta.text)
-        if delta.finished and output.stop_reason not in ("error", "aborted"):
+        if delta.finished and _ended_by_itself(run, output):
             stop = self._stop(output)
             yield from stream.finish(cut=stop in ("max_tokens", "context_window"))
             if stop == "end_turn" and stream.called:
                 stop = "tool_use"
             yield SampleEnd(sample, stop, str(output.stop_sequence) if stop == "stop_sequence" else None)
-        elif delta.finished and run.error is None:
-            raise ApiError("api_error", "the request was aborted")
 
     def _logprobs(self, sample: int, output: Output, delta: Delta) -> tuple[TokenLogprob, ...]:
         """Those of a delta's tokens, an ending EOS left out; empty when they were not asked for."""
@@ -185,17 +183,18 @@ class EngineGeneration:
 
     def _total(self) -> Usage:
         assert self._usage is not None, "a reply ends after it began"
-        output = sum(len(output.token_ids) for run in self._runs for output in run.outputs)
-        prompt = self._usage
-        return Usage(
-            prompt.uncached,
-            prompt.cache_read,
-            prompt.cache_write_5m,
-            prompt.cache_write_1h,
-            output,
-            sum(self._work.thoughts.values()),
-            prompt.engine_cached,
+        return replace(
+            self._usage, output=sum(map(_num_output, self._runs)), thinking=sum(self._work.thoughts.values())
         )
+
+    def _iterations(self) -> list[dict[str, Any]]:
+        """Anthropic's token counts of each engine run; they add up to the whole reply's.
+
+        The prompt is counted where it was computed, in the first: a run that answers goes on from its thinking.
+        """
+        assert self._usage is not None, "a reply ends after it began"
+        prompts = [self._usage, *(Usage(0) for _ in self._runs[1:])]
+        return [_iteration(prompt, run) for prompt, run in zip(prompts, self._runs, strict=True)]
 
     # -- thinking -------------------------------------------------------------------------------------------
 
@@ -208,7 +207,7 @@ class EngineGeneration:
                 stream.note_tokens(delta.token_ids)
                 for event in stream.think(delta.text):
                     yield event
-                if delta.finished:
+                if delta.finished and _ended_by_itself(run, run.outputs[sample]):
                     text = run.outputs[sample].text
                     for event in stream.end_thinking(lambda text=text: self._sign(text)):
                         yield event
@@ -227,3 +226,38 @@ class EngineGeneration:
             if room > 0:
                 params = self._work.prepared.answer_params(sample, len(output.token_ids), room)
                 yield sample, self._submit(prompt_ids, params, self._work.constraint)
+
+
+def _ended_by_itself(run: Run, output: Output) -> bool:
+    """Whether a finished output is complete. Raises ``ApiError`` for one that was aborted; an error is the run's."""
+    if output.stop_reason not in ("error", "aborted"):
+        return True
+    if run.error is None:
+        raise ApiError("api_error", "the request was aborted")
+    return False
+
+
+def _num_output(run: Run) -> int:
+    return sum(len(output.token_ids) for output in run.outputs)
+
+
+def _iteration(prompt: Usage, run: Run) -> dict[str, Any]:
+    counts = replace(prompt, output=_num_output(run)).anthropic()
+    del counts["output_tokens_details"]
+    return {"type": "message"} | counts
+
+
+def run_seconds(runs: Sequence[Run]) -> dict[str, float]:
+    """Where the time of a reply went in the engine (s), as far as it got.
+
+    ``queue_s``: from submission to its first step; ``prefill_s``: from there to the first token; ``decode_s``: from
+    there to the last token. The way from thinking to answering is part of ``decode_s``.
+    """
+    first = runs[0].times
+    last = max((run.times.last_token for run in runs if run.times.last_token is not None), default=None)
+    marks = {
+        "queue_s": (first.submitted, first.scheduled),
+        "prefill_s": (first.scheduled, first.first_token),
+        "decode_s": (first.first_token, last),
+    }
+    return {name: (end - start) / 1e9 for name, (start, end) in marks.items() if start is not None and end is not None}

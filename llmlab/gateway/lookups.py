@@ -10,6 +10,7 @@ from llmlab import __version__
 from llmlab.api.models_page import find_model, model_object, models_page
 from llmlab.gateway.backend import Model
 from llmlab.gateway.exchange import Exchange
+from llmlab.gateway.failover import Failover
 from llmlab.gateway.generate import authenticated, decoded, read_json
 from llmlab.gateway.metrics import CONTENT_TYPE
 from llmlab.gateway.openapi import openapi_document
@@ -52,7 +53,8 @@ class Lookups:
         codec = self.gateway.anthropic
         conversation = await decoded(self.gateway, exchange, codec.decode_count, body)
         choice = await self.gateway.router.pick(conversation, identity.salt)
-        after, before = await exchange.guarded(choice.backend.count_tokens(conversation), self.gateway.stop)
+        backend = Failover(self.gateway.router, choice, identity.salt, exchange.log)
+        after, before = await exchange.guarded(backend.count_tokens(conversation), self.gateway.stop)
         edits = {"context_management": {"original_input_tokens": before}} if conversation.edits else {}
         await exchange.json({"input_tokens": after} | edits)
 

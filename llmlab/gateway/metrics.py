@@ -1,11 +1,14 @@
 """Counters for ``/metrics``, under the names of vLLM's own, so that a dashboard made for it reads this server too.
 
-A name of vLLM's appears only where its meaning is met here; what a backend cannot tell is left out.
+A name of vLLM's appears only where its meaning is met here; what a backend cannot tell is left out: an upstream has no
+gauges and no queue, prefill and decode times, and adds no token counts when it does not count. Left out of vLLM's list
+are also what this engine does not have (LoRA, sleep, speculative decoding, external prefix caches, lifetimes of K/V
+blocks) and what it does not measure (``iteration_tokens_total``, ``request_time_per_output_token_seconds``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -15,7 +18,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from llmlab.api.conversation import Conversation
 from llmlab.api.reply import BlockDelta, Ended, ReplyEvent, SampleEnd, Started
+from llmlab.api.usage import Usage
 from llmlab.gateway.backend import Backend
+from llmlab.gateway.routing import Choice
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 LABELS = ("model_name", "engine")
@@ -80,7 +85,9 @@ class BackendGauges:
 
 
 class Metrics:
-    """One gateway's metrics, in a registry of its own. Times are in seconds, seen from the gateway."""
+    """One gateway's metrics, in a registry of its own. Times are in seconds, seen from the gateway except for
+    ``stages`` and ``inference``, which only a backend can tell.
+    """
 
     def __init__(self, backends: Sequence[Backend]) -> None:
         self.registry = CollectorRegistry()
@@ -91,7 +98,12 @@ class Metrics:
         self.ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", TTFT_S)
         self.itl = self._histogram("inter_token_latency_seconds", "Between pieces of output of a sample.", ITL_S)
         self.e2e = self._histogram("e2e_request_latency_seconds", "Arrival to end.", REQUEST_S)
-        self.queue = self._histogram("request_queue_time_seconds", "Waiting for the first step.", REQUEST_S)
+        self.stages = {
+            "queue_s": self._histogram("request_queue_time_seconds", "Waiting for the first step.", REQUEST_S),
+            "prefill_s": self._histogram("request_prefill_time_seconds", "First step to first token.", REQUEST_S),
+            "decode_s": self._histogram("request_decode_time_seconds", "First token to last token.", REQUEST_S),
+        }
+        self.inference = self._histogram("request_inference_time_seconds", "First step to last token.", REQUEST_S)
         self.prompt_size = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", TOKENS)
         self.output_size = self._histogram("request_generation_tokens", "Output tokens of a request.", TOKENS)
         self.n = self._histogram("request_params_n", "Samples asked for.", SAMPLES)
@@ -114,7 +126,10 @@ class Metrics:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Counts one request from its events. ``labels`` are the model's name and the backend's index."""
+    """Counts one request from its events. ``labels`` are the model's name and the backend's index.
+
+    ``usage`` is the ledger as far as it is known, ``None`` before the first token and where an upstream counts nothing.
+    """
 
     metrics: Metrics
     labels: tuple[str, str]
@@ -124,6 +139,13 @@ class RequestMetrics:
     reasons: list[str] = field(default_factory=list)
     output: int = 0
     has_started: bool = False
+    has_ended: bool = False
+    usage: Usage | None = None
+    ttft_s: float | None = None
+
+    def move(self, choice: Choice) -> None:
+        """Another backend has it now."""
+        self.labels = (choice.model, str(choice.index))
 
     def add(self, event: ReplyEvent) -> None:
         """Take the next event of the reply."""
@@ -138,11 +160,19 @@ class RequestMetrics:
 
     def _started(self, event: Started) -> None:
         self.has_started = True
-        self.metrics.ttft.labels(*self.labels).observe(perf_counter() - self.arrived)
-        self.metrics.prompt_tokens.labels(*self.labels).inc(event.usage.prompt)
-        self.metrics.prompt_size.labels(*self.labels).observe(event.usage.prompt)
+        self.ttft_s = perf_counter() - self.arrived
+        self.metrics.ttft.labels(*self.labels).observe(self.ttft_s)
+        self._prompt(event.usage)
+
+    def _prompt(self, usage: Usage) -> None:
+        """Count the prompt as soon as it is known: most upstreams tell its size only at the end, and 0 before."""
+        known = 0 if self.usage is None else self.usage.prompt
+        self.metrics.prompt_tokens.labels(*self.labels).inc(max(0, usage.prompt - known))
+        self.usage = usage if usage.prompt else None
 
     def _output(self, event: BlockDelta) -> None:
+        if not (event.text or event.token_ids):
+            return
         now = perf_counter()
         if event.sample in self.last:
             self.metrics.itl.labels(*self.labels).observe(now - self.last[event.sample])
@@ -155,16 +185,26 @@ class RequestMetrics:
 
     def _ended(self, event: Ended) -> None:
         metrics = self.metrics
+        self.has_ended = True
         metrics.e2e.labels(*self.labels).observe(perf_counter() - self.arrived)
-        self._generated(max(0, event.usage.output - self.output))
-        metrics.output_size.labels(*self.labels).observe(event.usage.output)
+        if not event.extra.get("usage_unknown"):
+            self._prompt(event.usage)
+            self._generated(max(0, event.usage.output - self.output))
+            metrics.prompt_size.labels(*self.labels).observe(event.usage.prompt)
+            metrics.output_size.labels(*self.labels).observe(event.usage.output)
         metrics.n.labels(*self.labels).observe(self.sampling.get("n", 1))
         if (most := self.sampling.get("max_tokens")) is not None:
             metrics.max_tokens.labels(*self.labels).observe(most)
-        if (queued := event.extra.get("queue_s")) is not None:
-            metrics.queue.labels(*self.labels).observe(queued)
+        self._stages(event.extra)
         for reason in self.reasons:
             metrics.success.labels(*self.labels, reason).inc()
+
+    def _stages(self, extra: Mapping[str, Any]) -> None:
+        for name, histogram in self.metrics.stages.items():
+            if (seconds := extra.get(name)) is not None:
+                histogram.labels(*self.labels).observe(seconds)
+        if {"prefill_s", "decode_s"} <= extra.keys():
+            self.metrics.inference.labels(*self.labels).observe(extra["prefill_s"] + extra["decode_s"])
 
     def break_off(self, reason: str) -> None:
         """The request ended early: ``abort`` for a client that left, ``error``. A refusal is no request that ended."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from llmlab.api.anthropic.caching import place_automatic
-from llmlab.api.conversation import Conversation, Text, Thinking, ToolResult
+from llmlab.api.conversation import Conversation, Text, Thinking, ToolResult, ToolUse
 from llmlab.api.errors import ApiError
 from llmlab.engine.params import SamplingParams
 from llmlab.gateway.context_edits import Edited, apply_edits
@@ -17,6 +17,8 @@ from llmlab.gateway.thinking import THINK_STOP
 
 QUICK_TEXT = 100_000
 """Characters that are tokenized in a moment, so that a refusal can name the true number."""
+QUICK_RENDER, QUICK_BLOCKS = 8_000, 100
+"""Characters and blocks of a conversation that may be rendered while other requests wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class Preparation:
         current = self._with_thinking(edited.conversation)
         self._check_length(current)
         with log.stage("render") as stage:
-            rendered = self.renderer.render(current)
+            rendered = self.renderer.render(current, self._check_characters)
             stage.note("chat template", tokens=len(rendered.ids), characters=len(rendered.text))
         max_tokens, capped = self._room(conversation, len(rendered.ids))
         params = SamplingParams.from_kwargs(
@@ -110,7 +112,10 @@ class Preparation:
 
     def _check_length(self, conversation: Conversation) -> None:
         """Refuse what is too long however it is split into tokens, without the time that splitting it takes."""
-        longest, length = self.renderer.encoder.max_token_length, text_length(conversation, assistant=False)
+        self._check_characters(text_length(conversation))
+
+    def _check_characters(self, length: int) -> None:
+        longest = self.renderer.encoder.max_token_length
         if longest is None or length <= QUICK_TEXT:
             return
         if (least := -(-length // longest)) >= self.context:
@@ -126,14 +131,25 @@ class Preparation:
         return room_for(prompt, wanted, self.context, self.overflow)
 
 
-def text_length(conversation: Conversation, assistant: bool = True) -> int:
-    """Characters of text, without tools and white space at the ends of blocks, which a template may drop.
+def is_quick(conversation: Conversation) -> bool:
+    """Whether rendering takes a moment only: little text, few blocks, nothing to compile, nothing to do twice."""
+    if conversation.tools or conversation.format is not None or conversation.edits:
+        return False
+    blocks = [*conversation.system, *(block for turn in conversation.turns for block in turn.blocks)]
+    if len(blocks) > QUICK_BLOCKS or any(isinstance(block, ToolUse) for block in blocks):
+        return False
+    texts = [text for block in blocks for text in (block.content if isinstance(block, ToolResult) else (block,))]
+    return len(texts) <= QUICK_BLOCKS and sum(len(text.text) for text in texts) <= QUICK_RENDER
 
-    ``assistant=False`` leaves out the assistant's turns, of which templates drop more.
+
+def text_length(conversation: Conversation) -> int:
+    """Characters of text, without white space at the ends of blocks, which a template may drop.
+
+    Tools are left out, and so are the assistant's turns, of which templates drop more.
     """
     texts = [*conversation.system]
     for turn in conversation.turns:
-        if assistant or turn.role != "assistant":
+        if turn.role != "assistant":
             for block in turn.blocks:
                 texts += block.content if isinstance(block, ToolResult) else [block]
     return sum(len(text.text.strip()) for text in texts if isinstance(text, Text | Thinking))

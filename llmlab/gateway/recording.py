@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Any
@@ -15,17 +14,11 @@ from llmlab.trace.recorder import Recorder
 SIDE = "gateway"
 MAX_TEXT = 64 * 1024
 MAX_NAME = 256
-CREDENTIALS = frozenset({"authorization", "proxy-authorization", "x-api-key", "api-key", "cookie", "set-cookie"})
 
 
 def cut(text: str) -> str:
     """``text``, or its beginning and a note when it is longer than 64 Ki characters."""
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}\n[cut: {len(text) - MAX_TEXT} more characters]"
-
-
-def head_text(headers: Iterable[tuple[str, str]]) -> str:
-    """Header lines; the values of credentials are replaced."""
-    return "\n".join(f"{name}: {'[removed]' if name.lower() in CREDENTIALS else value}" for name, value in headers)
 
 
 class ExchangeLog:

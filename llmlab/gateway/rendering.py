@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 from llmlab.api.conversation import CacheMarker, Conversation, Tool
 from llmlab.errors import InvalidParameter
 from llmlab.gateway.encoding import Encoding, TextEncoder
-from llmlab.gateway.prompt_cache import Position
+from llmlab.gateway.prompt_cache import LOOKBACK, Position
 from llmlab.gateway.prompt_text import THINK_OPEN, Message, Part, messages_of, tool_json
 
 
@@ -48,8 +48,11 @@ class Renderer:
         self._system_first = self._takes_system("system", "user")
         self._system_turns = self._takes_system("user", "system", "assistant", "user")
 
-    def render(self, conversation: Conversation) -> Rendered:
-        """The prompt: everything said so far, and the opening of the answer (and of its thinking)."""
+    def render(self, conversation: Conversation, check_length: Callable[[int], None] | None = None) -> Rendered:
+        """The prompt: everything said so far, and the opening of the answer (and of its thinking).
+
+        ``check_length`` is told the number of characters before they are tokenized, and may refuse them.
+        """
         start = perf_counter_ns()
         messages = messages_of(
             conversation,
@@ -62,6 +65,8 @@ class Renderer:
             conversation = replace(conversation, continue_last=False)
         draft = _Draft(self, conversation, messages)
         text = draft.text
+        if check_length is not None:
+            check_length(len(text))
         rendered = perf_counter_ns()
         encoding = self.encoder.encode(text, draft.literal)
         positions = draft.positions(encoding)
@@ -238,14 +243,23 @@ class _Draft:
         return offsets
 
     def _tool_offsets(self) -> list[int]:
-        """A tool ends where leaving out the ones after it changes the text; the system message may come before."""
+        """A tool ends where leaving out the ones after it changes the text; the system message may come before.
+
+        One that no marker looks back at ends, for all anybody can see, where the one before it does.
+        """
         system = self._messages[0].role == "system"
         start = self._messages[:1] if system else [Message("user", [Part("a")])]
-        shorter = (
-            self._apply(self._plain, tools=n, messages=start).replace(self._split, "")
-            for n in range(1, len(self._tools) + 1)
-        )
-        return [_common_length(self.text, text) for text in shorter]
+        visible, offsets = self._visible_tools(), [0]
+        for i in range(len(self._tools)):
+            shorter = self._apply(self._plain, tools=i + 1, messages=start) if i in visible else ""
+            offsets.append(_common_length(self.text, shorter.replace(self._split, "")) if i in visible else offsets[-1])
+        return offsets[1:]
+
+    def _visible_tools(self) -> set[int]:
+        """Tools whose ends matter: each costs a run of the template over all tools before it."""
+        last = len(self._tools) - 1
+        marked = [i for i, tool in enumerate(self._conversation.tools) if tool.marker] + [last]
+        return {i for mark in marked for i in range(max(0, mark - LOOKBACK + 1), mark + 1)}
 
 
 def _stripped_ends(message: Message) -> list[int]:

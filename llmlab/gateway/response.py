@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from time import monotonic
 from typing import Any
 
-from llmlab.gateway.recording import ExchangeLog, head_text
+from llmlab.api.heads import head_text
+from llmlab.gateway.recording import ExchangeLog
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 

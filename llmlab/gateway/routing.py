@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,34 +34,61 @@ class Choice:
 
 @dataclass(slots=True)
 class Router:
-    """Chooses among backends; all calls come from one event loop."""
+    """Chooses among backends; all calls come from one event loop.
+
+    A backend may have an attribute ``health`` (:class:`~llmlab.gateway.upstream_health.Health`): while it rests, it is
+    not asked for its models, which stay those it last told, and is chosen only when every backend of a model rests.
+    """
 
     backends: Sequence[Backend]
     settings: Settings
     _turn: int = 0
+    _known: dict[int, list[Model]] = field(default_factory=dict)
     _errors: dict[str, str] = field(default_factory=dict)
 
     async def models(self) -> list[list[Model]]:
-        """The models of each backend; none for one that cannot be asked now."""
-        return await asyncio.gather(*(self._models_of(backend) for backend in self.backends))
+        """The models of each backend; none for one that has never told them."""
+        return await asyncio.gather(*(self._models_of(index) for index in range(len(self.backends))))
 
-    async def _models_of(self, backend: Backend) -> list[Model]:
+    async def _models_of(self, index: int) -> list[Model]:
+        backend = self.backends[index]
+        if self._rest_s(index) > 0:
+            return self._known.get(index, [])
         try:
-            found = await backend.models()
+            self._known[index] = await backend.models()
         except ApiError as error:
             self._errors[backend.name] = error.message
-            return []
-        self._errors.pop(backend.name, None)
-        return found
+        else:
+            self._errors.pop(backend.name, None)
+        return self._known.get(index, [])
+
+    def _rest_s(self, index: int) -> float:
+        health = getattr(self.backends[index], "health", None)
+        return 0.0 if health is None else health.rest_s
 
     async def pick(self, conversation: Conversation, salt: str = "") -> Choice:
         """The backend for a request. Raises ``ApiError`` 404 for a model that nobody has and nothing stands in for."""
         listed = [[model.id for model in models] for models in await self.models()]
         model, note = self._served_model(conversation.model, listed)
         able = [index for index, ids in enumerate(listed) if model in ids]
-        index, reason = self._choose(able, conversation, salt)
-        loads = {self.backends[each].name: self.backends[each].load for each in able}
-        details = {"backend": self.backends[index].name, "model": model, "loads": loads}
+        return self._choice(model, able, conversation, salt, note)
+
+    async def another(self, model: str, conversation: Conversation, salt: str, tried: Collection[int]) -> Choice | None:
+        """A backend of ``model`` whose index is not among ``tried``; ``None`` when there is none left."""
+        listed = await self.models()
+        able = [i for i, models in enumerate(listed) if i not in tried and any(each.id == model for each in models)]
+        return self._choice(model, able, conversation, salt, "") if able else None
+
+    def _choice(self, model: str, able: list[int], conversation: Conversation, salt: str, note: str) -> Choice:
+        resting = {self.backends[each].name: self._rest_s(each) for each in able if self._rest_s(each) > 0}
+        awake = [each for each in able if self.backends[each].name not in resting] or able
+        index, reason = self._choose(awake, conversation, salt)
+        loads = {self.backends[each].name: self.backends[each].load for each in awake}
+        details: dict[str, Any] = {"backend": self.backends[index].name, "model": model, "loads": loads}
+        if resting:
+            details["resting"] = {name: round(seconds, 3) for name, seconds in resting.items()}
+            rested = f"{', '.join(resting)} rests after a failure"
+            reason = f"{rested}: {reason}" if len(awake) < len(able) else f"all its backends rest: {reason}"
         return Choice(self.backends[index], index, model, "; ".join(filter(None, (note, reason))), details)
 
     def _served_model(self, asked: str, listed: list[list[str]]) -> tuple[str, str]:
@@ -95,7 +122,7 @@ class Router:
         mean = sum(self.backends[each].load for each in able) / len(able)
         if self.backends[index].load > OVERLOAD * mean + 1:
             return self._least_loaded(able), "the prefix's own backend is overloaded: least loaded"
-        return index, "shares its prefix with earlier requests"
+        return index, "where prompts that begin like this go"
 
 
 def prefix_key(conversation: Conversation, salt: str) -> bytes:

@@ -8,7 +8,7 @@ import errno
 import socket
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import uvicorn
@@ -17,6 +17,7 @@ from llmlab.errors import InvalidParameter, LabError
 from llmlab.gateway.app import Gateway
 from llmlab.gateway.faults import Faults
 from llmlab.gateway.http_protocol import BoundedHttp
+from llmlab.gateway.request_log import RequestLog
 from llmlab.gateway.settings import Settings
 
 KEEP_ALIVE_S = 30
@@ -31,10 +32,14 @@ class Server:
 
     The event loop runs on a thread of its own, so a notebook's cells go on. ``close`` stops accepting, gives open
     requests ``settings.drain_s`` seconds, then ends the rest with an error (529, or an SSE error in a stream).
+    ``log`` is called with one line about each finished request, on the server's thread.
     """
 
-    def __init__(self, gateway: Gateway, settings: Settings | None = None) -> None:
+    def __init__(
+        self, gateway: Gateway, settings: Settings | None = None, *, log: Callable[[str], None] | None = None
+    ) -> None:
         self.gateway = gateway
+        self._app = gateway.app if log is None else RequestLog(gateway, log)
         self.settings = gateway.settings if settings is None else settings
         self._socket: socket.socket | None = None
         self._server: uvicorn.Server | None = None
@@ -138,7 +143,7 @@ class Server:
         What goes wrong in the application is reported by the gateway itself, so uvicorn's own log has nothing to add.
         """
         return uvicorn.Config(
-            self.gateway.app,
+            self._app,
             http=BoundedHttp,
             ws="none",
             lifespan="off",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args, get_type_hints
 
 from llmlab.api.rules import Rules
 from llmlab.errors import InvalidParameter
@@ -52,5 +52,18 @@ class Settings:
     rules: Rules = field(default_factory=Rules)
 
     def __post_init__(self) -> None:
+        for name in ("routing", "overflow", "cache_accounting"):
+            allowed = get_args(get_type_hints(Settings)[name])
+            if getattr(self, name) not in allowed:
+                raise InvalidParameter(f"{name}={getattr(self, name)!r} must be one of {', '.join(allowed)}")
+        for name in ("requests_per_minute", "input_tokens_per_minute", "output_tokens_per_minute"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise InvalidParameter(f"{name}={getattr(self, name)!r} must be at least 1, or None for no limit")
+        if not 0 <= self.port <= 65535:
+            raise InvalidParameter(f"port={self.port!r} must be from 0 (any free one) to 65535")
+        if self.drain_s < 0 or self.ping_s <= 0:
+            raise InvalidParameter(f"drain_s={self.drain_s!r} must not be negative, ping_s={self.ping_s!r} above 0")
         if self.host not in LOOPBACK and self.keys_file is None:
-            raise InvalidParameter(f"host={self.host!r} is reachable from outside: give keys_file, or use 127.0.0.1")
+            raise InvalidParameter(
+                f"host={self.host!r} is reachable from outside: give keys_file (--keys FILE), or use 127.0.0.1"
+            )

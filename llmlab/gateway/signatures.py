@@ -43,8 +43,8 @@ class Signer:
             return None
         start, digest = payload[: len(_SEPARATE)], payload[len(_SEPARATE) : len(_SEPARATE) + _DIGEST]
         rest = payload[len(_SEPARATE) + _DIGEST :]
-        text = rest.decode("utf-8", "surrogatepass") if start == _EMBEDDED and not block.text else block.text
         known = start in (_SEPARATE, _EMBEDDED) and not block.redacted
+        text = _decoded(rest) if start == _EMBEDDED and not block.text else block.text
         return replace(block, text=text) if known and hmac.compare_digest(digest, self._digest(model, text)) else None
 
     def _digest(self, model: str, text: str) -> bytes:
@@ -53,6 +53,14 @@ class Signer:
 
 def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
+
+
+def _decoded(data: bytes) -> str:
+    """The reverse of :func:`_encoded`; of anything else a text that was not signed."""
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return ""
 
 
 def check_thinking(conversation: Conversation, signer: Signer, model: str) -> Conversation:

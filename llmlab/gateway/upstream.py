@@ -14,18 +14,22 @@ from pydantic import BaseModel, Field, ValidationError
 from llmlab.api.conversation import Conversation
 from llmlab.api.errors import ApiError
 from llmlab.api.ids import call_id, tool_use_id
-from llmlab.gateway.backend import Call, Model
+from llmlab.errors import InvalidParameter
+from llmlab.gateway.backend import Backend, Call, Model
 from llmlab.gateway.upstream_errors import bad_gateway
 from llmlab.gateway.upstream_generation import UpstreamGeneration
+from llmlab.gateway.upstream_health import Health
 from llmlab.gateway.upstream_http import UpstreamHttp
 from llmlab.gateway.upstream_reader import ChunkReader
-from llmlab.gateway.upstream_request import messages, request_body, tools
+from llmlab.gateway.upstream_request import count_body, request_body, tokenize_body
 from llmlab.trace.events import Stage
 from llmlab.trace.recorder import Recorder
 
 READ_TIMEOUT_S = 600.0
 """Longest silence of an upstream; the public APIs' own SDKs wait as long."""
 MODELS_TTL_S = 30.0
+LIST_TIMEOUT_S = 5.0
+"""A list of models that takes longer holds up everybody's requests."""
 MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 
 Tokens = Annotated[int, Field(ge=0, lt=2**53)]
@@ -50,15 +54,24 @@ class _Page(BaseModel):
     data: list[_Entry]
 
 
-class _Count(BaseModel):
-    count: Tokens
+class _Tokenized(BaseModel):
+    """Of ``/tokenize``."""
+
+    tokens: Tokens = Field(alias="count")
+
+
+class _Counted(BaseModel):
+    """Of Anthropic's count."""
+
+    tokens: Tokens = Field(alias="input_tokens")
 
 
 class UpstreamBackend:
     """Implements :class:`llmlab.gateway.backend.Backend` over the server at ``url`` (with or without ``/v1``).
 
     ``api_key`` is sent to the upstream; nothing of our own clients' headers is. ``models`` names what is offered when
-    the upstream's list should not be asked for. ``timeout`` is the longest silence (s). ``max_tokens_field`` is
+    the upstream's list should not be asked for. ``timeout`` is the longest silence (s). ``health`` tells the router
+    whether the upstream is worth asking. ``max_tokens_field`` is
     ``max_completion_tokens`` for servers that take only that. ``send_salt`` sends the credential's salt as vLLM's
     ``cache_salt``, so that callers with different keys share no cached prefix there; other servers may refuse it.
     ``http`` is an own ``httpx2.AsyncClient``.
@@ -86,6 +99,7 @@ class UpstreamBackend:
         self._fixed = [Model(id, int(time.time()), owned_by=self.name) for id in models] if models else None
         self._max_bytes, self._limit_name, self._send_salt = max_response_bytes, max_tokens_field, send_salt
         self._recorder = recorder
+        self.health = Health()
         self._listed: list[Model] = []
         self._listed_until = 0.0
         self._lock = asyncio.Lock()
@@ -119,24 +133,32 @@ class UpstreamBackend:
         return self._generation(call, response)
 
     async def count_tokens(self, conversation: Conversation) -> tuple[int, int]:
-        """What the upstream's ``/tokenize`` counts, twice: context edits are not carried out here.
+        """What the upstream counts, twice, for context edits are not carried out here.
 
-        Raises ``ApiError``, 404 where the upstream has no such endpoint.
+        Asked are vLLM's ``/tokenize`` and, where that is missing, Anthropic's ``/v1/messages/count_tokens``, which
+        several servers have. Raises ``ApiError``, 404 where the upstream has neither.
         """
-        body: dict[str, Any] = {"model": await self._known(conversation.model), "messages": messages(conversation)}
-        if conversation.tools:
-            body["tools"] = tools(conversation.tools)
-        root = self._http.root
-        url = root.copy_with(path=root.path.rstrip("/") + "/tokenize")
+        model = await self._known(conversation.model)
+        count = await self._count(self._http.beside("tokenize"), tokenize_body(conversation, model), _Tokenized)
+        if count is None:
+            url = self._http.path("messages/count_tokens")
+            count = await self._count(url, count_body(conversation, model), _Counted)
+        if count is None:
+            problem = "cannot count tokens; it has neither /tokenize nor /v1/messages/count_tokens"
+            raise ApiError("not_found_error", f"upstream {self.name} {problem}")
+        return count, count
+
+    async def _count(self, url: httpx2.URL, body: dict[str, Any], form: type[_Tokenized | _Counted]) -> int | None:
+        """The count in an answer of that form; ``None`` where there is no such endpoint."""
         try:
-            count = _Count.model_validate(await self._http.get_json("POST", url, body)).count
+            return form.model_validate(await self._http.get_json("POST", url, body)).tokens
         except ApiError as error:
+            self.health.failed(error)
             if error.kind != "not_found_error":
                 raise
-            raise self._cannot_count() from error
-        except ValidationError as error:
-            raise self._cannot_count() from error
-        return count, count
+        except ValidationError:
+            pass
+        return None
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -148,7 +170,9 @@ class UpstreamBackend:
             response = await self._http.send("POST", self._http.path("chat/completions"), body)
             await self._check_stream(response)
         except ApiError as error:
-            self._record(call, "upstream", started, "refused", error.message, {"status": error.status})
+            self.health.failed(error)
+            details = {"status": error.status, "rest_s": round(self.health.rest_s, 3)}
+            self._record(call, "upstream", started, "refused", error.message, details)
             raise
         self._record(call, "upstream", started, "ok", "answered", {"status": response.status_code})
         return response
@@ -162,18 +186,35 @@ class UpstreamBackend:
     def _generation(self, call: Call, response: httpx2.Response) -> UpstreamGeneration:
         started = perf_counter_ns()
 
-        def closed(outcome: str, size: int) -> None:
+        def closed(outcome: str, size: int, error: ApiError | None) -> None:
             self._open -= 1
-            self._record(call, "upstream stream", started, outcome, "", {"bytes": size})
+            if error is not None:
+                self.health.failed(error)
+            elif outcome == "ok":
+                self.health.succeeded()
+            reason = "" if error is None else error.message
+            self._record(call, "upstream stream", started, outcome, reason, {"bytes": size})
 
         new_id = tool_use_id if call.conversation.protocol == "anthropic" else call_id
         reader = ChunkReader(self.name, call.conversation.n, new_id, self._http.secret)
         return UpstreamGeneration(response, reader, self._max_bytes, closed)
 
     async def _list(self) -> list[Model]:
-        value = await self._http.get_json("GET", self._http.path("models"))
         try:
+            models = await self._ask_for_models()
+        except ApiError as error:
+            self.health.failed(error)
+            raise
+        self.health.succeeded()
+        return models
+
+    async def _ask_for_models(self) -> list[Model]:
+        try:
+            async with asyncio.timeout(LIST_TIMEOUT_S):
+                value = await self._http.get_json("GET", self._http.path("models"))
             return [entry.model(self.name) for entry in _Page.model_validate(value).data]
+        except TimeoutError as error:
+            raise ApiError("timeout_error", f"upstream {self.name} does not tell its models") from error
         except ValidationError as error:
             raise bad_gateway(f"upstream {self.name} sent a model list that cannot be read") from error
 
@@ -181,14 +222,25 @@ class UpstreamBackend:
         ids = [known.id for known in await self.models()]
         return model if model in ids or not ids else ids[0]
 
-    def _cannot_count(self) -> ApiError:
-        return ApiError(
-            "not_found_error", f"upstream {self.name} cannot count tokens; it has no /tokenize endpoint like vLLM's"
-        )
-
     def _record(self, call: Call, stage: str, start: int, outcome: str, reason: str, details: dict[str, Any]) -> None:
         if self._recorder is not None and self._recorder.enabled:
             details = details | {"backend": self.name}
             self._recorder.emit(
                 Stage(start, perf_counter_ns(), call.wire_id, "gateway", stage, outcome, reason, details)
             )
+
+
+def upstream_backends(
+    upstreams: Sequence[str | Backend], recorder: Recorder, api_key: str | None = None
+) -> list[Backend]:
+    """A backend per base URL; what is a backend already stays as it is. Raises ``InvalidParameter``."""
+    if isinstance(upstreams, str):
+        raise InvalidParameter(f"upstreams={upstreams!r} must be a list of addresses: put it into one")
+    found = [
+        UpstreamBackend(each, api_key=api_key, recorder=recorder) if isinstance(each, str) else each
+        for each in upstreams
+    ]
+    names = [backend.name for backend in found]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InvalidParameter(f"upstream {twice[0]} is given twice: backends need different names")
+    return found

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from llmlab.api.reply import TokenLogprob
 from llmlab.api.usage import Usage
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
+LEAST_LOGPROB = -9999.0
 
 
 def _or_empty(value: Any) -> Any:
@@ -60,11 +62,18 @@ class Delta(BaseModel):
         return (self.content or "") + (self.refusal or "")
 
 
+def _finite(value: float) -> float:
+    """JSON has no infinities, though servers send them; vLLM writes -9999 for a probability of 0."""
+    if math.isnan(value) or value == math.inf:
+        raise ValueError("it is no log probability")
+    return max(value, LEAST_LOGPROB)
+
+
 class Alternative(BaseModel):
     """A token and its log probability."""
 
     token: str
-    logprob: float
+    logprob: Annotated[float, AfterValidator(_finite)]
     bytes: list[Annotated[int, Field(ge=0, le=255)]] | None = None
 
     @property
@@ -100,6 +109,14 @@ class Choice(BaseModel):
     stop_reason: Annotated[str | None, BeforeValidator(_string_or_none)] = None
     logprobs: Logprobs | None = None
     token_ids: Annotated[list[Count], BeforeValidator(_or_empty)] = []
+
+    @property
+    def has_output(self) -> bool:
+        """Whether the model has produced anything: text, a call, a token without text, or the end."""
+        delta = self.delta
+        return bool(
+            delta.thinking or delta.text or delta.tool_calls or self.token_ids or self.finish_reason is not None
+        )
 
 
 class PromptDetails(BaseModel):

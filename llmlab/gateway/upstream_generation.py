@@ -16,18 +16,23 @@ from llmlab.gateway.upstream_reader import ChunkReader
 class UpstreamGeneration:
     """Implements :class:`llmlab.gateway.backend.Generation` over an open response.
 
-    ``on_close(outcome, bytes read)`` is called once. The connection is closed with the generation, which is how the
-    upstream learns that nobody reads any more.
+    ``on_close(outcome, bytes read, error that ended it)`` is called once. The connection is closed with the generation,
+    which is how the upstream learns that nobody reads any more.
     """
 
     def __init__(
-        self, response: httpx2.Response, reader: ChunkReader, max_bytes: int, on_close: Callable[[str, int], None]
+        self,
+        response: httpx2.Response,
+        reader: ChunkReader,
+        max_bytes: int,
+        on_close: Callable[[str, int, ApiError | None], None],
     ) -> None:
         self._response, self._reader, self._max_bytes = response, reader, max_bytes
         self._on_close = on_close
         self._parser = SseParser()
         self._bytes = 0
         self._outcome = "stopped"
+        self._error: ApiError | None = None
         self._closed = False
 
     async def __aiter__(self) -> AsyncIterator[ReplyEvent]:
@@ -36,8 +41,8 @@ class UpstreamGeneration:
             async for event in self._events():
                 yield event
             self._outcome = "ok"
-        except ApiError:
-            self._outcome = "failed"
+        except ApiError as error:
+            self._outcome, self._error = "failed", error
             raise
         finally:
             await self.aclose()
@@ -46,7 +51,7 @@ class UpstreamGeneration:
         """Close the upstream's connection; harmless after the end."""
         if not self._closed:
             self._closed = True
-            self._on_close(self._outcome, self._bytes)
+            self._on_close(self._outcome, self._bytes, self._error)
             await self._response.aclose()
 
     async def _events(self) -> AsyncIterator[ReplyEvent]:

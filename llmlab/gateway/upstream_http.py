@@ -53,10 +53,9 @@ class UpstreamHttp:
         self._owned = http is None
         self._http: httpx2.AsyncClient | None = http
 
-    @property
-    def root(self) -> httpx2.URL:
-        """The address without its version, where servers put what is no part of the public API."""
-        return self.base.copy_with(path=VERSIONED.sub("", self.base.path))
+    def beside(self, name: str) -> httpx2.URL:
+        """Address of an endpoint beside the base's version, where servers put what is no part of the public API."""
+        return self.base.copy_with(path=f"{VERSIONED.sub('', self.base.path)}/{name}")
 
     async def send(self, method: str, url: httpx2.URL, body: Any = None) -> httpx2.Response:
         """A response with status 200 whose body has not been read. Raises ``ApiError`` for any other."""

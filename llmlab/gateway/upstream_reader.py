@@ -30,7 +30,8 @@ class ChunkReader:
     """Reads the stream of one request for ``samples`` samples.
 
     A block's fragments must follow each other, as every server known sends them. ``new_call_id`` makes ids for calls
-    that come without one. Failures are raised as ``ApiError``.
+    that come without one. The reply starts with the first chunk that holds output, for the first of all only names the
+    role, and may come long before it. Failures are raised as ``ApiError``.
     """
 
     def __init__(self, name: str, samples: int, new_call_id: Callable[[], str], secret: str | None = None) -> None:
@@ -38,6 +39,7 @@ class ChunkReader:
         self.is_done = False
         self._samples = [_Sample(number, new_call_id) for number in range(samples)]
         self._usage: Usage | None = None
+        self._prompt_token_ids: list[int] | None = None
         self._started = False
 
     def feed(self, data: str) -> Iterator[ReplyEvent]:
@@ -48,9 +50,11 @@ class ChunkReader:
         chunk = self._parse(data)
         if chunk.usage is not None:
             self._usage = chunk.usage.usage
-        if not self._started:
+        if chunk.prompt_token_ids is not None:
+            self._prompt_token_ids = chunk.prompt_token_ids
+        if not self._started and any(choice.has_output for choice in chunk.choices):
             self._started = True
-            yield self._start(chunk)
+            yield self._start()
         for choice in chunk.choices:
             yield from self._sample(choice).feed(choice)
 
@@ -69,11 +73,11 @@ class ChunkReader:
             raise from_event(self.name, chunk.error, self.secret)
         return chunk
 
-    def _start(self, chunk: Chunk) -> Started:
+    def _start(self) -> Started:
         """Most servers tell the prompt's size only at the end; until then it is 0."""
         usage = self._usage or Usage(0)
         prompt = Usage(uncached=usage.uncached, cache_read=usage.cache_read)
-        return Started(prompt, None if chunk.prompt_token_ids is None else tuple(chunk.prompt_token_ids))
+        return Started(prompt, None if self._prompt_token_ids is None else tuple(self._prompt_token_ids))
 
     def _sample(self, choice: Choice) -> _Sample:
         if choice.index >= len(self._samples):

@@ -52,6 +52,26 @@ def request_body(conversation: Conversation, model: str, salt: str = "", limit_n
     return body | {"cache_salt": salt} if salt else body
 
 
+def tokenize_body(conversation: Conversation, model: str) -> dict[str, Any]:
+    """The body of vLLM's ``/tokenize`` for the prompt of a conversation."""
+    body: dict[str, Any] = {"model": model, "messages": messages(conversation)}
+    return body | {"tools": tools(conversation.tools)} if conversation.tools else body
+
+
+def count_body(conversation: Conversation, model: str) -> dict[str, Any]:
+    """The body of Anthropic's ``/v1/messages/count_tokens`` for it; what :func:`request_body` drops is left out too."""
+    turns = [{"role": turn.role, "content": _blocks(turn)} for turn in conversation.turns]
+    body: dict[str, Any] = {"model": model, "messages": [turn for turn in turns if turn["content"]]}
+    if conversation.system:
+        body["system"] = _join(conversation.system)
+    if conversation.tools:
+        body["tools"] = [
+            {"name": tool.name, "description": tool.description, "input_schema": tool.input_schema}
+            for tool in conversation.tools
+        ]
+    return body
+
+
 def messages(conversation: Conversation) -> list[dict[str, Any]]:
     """System prompt and turns in the format's message list."""
     system = [{"role": "system", "content": _join(conversation.system)}] if conversation.system else []
@@ -74,6 +94,20 @@ def _turn(turn: Turn) -> Iterator[dict[str, Any]]:
         yield {"role": turn.role, "content": _join(texts) or None, "tool_calls": calls}
     elif texts:
         yield {"role": turn.role, "content": _join(texts)}
+
+
+def _blocks(turn: Turn) -> list[dict[str, Any]]:
+    """Content blocks of Anthropic's format; results come first there as well."""
+    found: list[dict[str, Any]] = []
+    for block in sorted(turn.blocks, key=lambda block: not isinstance(block, ToolResult)):
+        if isinstance(block, ToolResult):
+            result = {"type": "tool_result", "tool_use_id": block.tool_use_id, "content": _join(block.content)}
+            found.append(result | {"is_error": True} if block.is_error else result)
+        elif isinstance(block, ToolUse):
+            found.append({"type": "tool_use", "id": block.id, "name": block.name, "input": block.input})
+        elif isinstance(block, Text) and block.text:
+            found.append({"type": "text", "text": block.text})
+    return found
 
 
 def _call(use: ToolUse) -> dict[str, Any]:

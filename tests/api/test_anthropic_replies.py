@@ -199,11 +199,14 @@ def test_diagnostics_come_with_the_first_frame() -> None:
     assert body(events)["diagnostics"] == reason
 
 
-def test_iterations_are_reported_where_the_backend_counted_them() -> None:
+def test_iterations_are_reported_to_the_beta_surface_where_the_backend_counted_them() -> None:
     item = {"type": "message", "input_tokens": 3}
-    assert body(reply(extra={"iterations": [item], "other": 1}))["usage"]["iterations"] == [item]
-    assert frames(reply(extra={"iterations": [item]}))[-2]["usage"]["iterations"] == [item]
-    assert "iterations" not in body(reply())["usage"]
+    counted, beta = reply(extra={"iterations": [item], "other": 1}), replace(ASKED, beta=True)
+    assert body(counted, beta)["usage"]["iterations"] == [item]
+    assert frames(counted, beta)[-2]["usage"]["iterations"] == [item]
+    assert "iterations" not in body(reply(), beta)["usage"]
+    assert "iterations" not in body(counted)["usage"]
+    assert "iterations" not in frames(counted)[-2]["usage"]
 
 
 @pytest.mark.parametrize(

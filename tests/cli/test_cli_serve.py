@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 
 import httpx2
@@ -48,16 +47,21 @@ def stop(process: subprocess.Popen, number: int = signal.SIGINT) -> tuple[int, s
 
 
 def test_it_serves_both_protocols_says_how_to_reach_it_and_stops_cleanly():
-    with serving("--model", "mock") as (process, url, said):
+    with serving("--model", "mock", "--num-blocks", "64") as (process, url, said):
         anthropic = httpx2.post(f"{url}/v1/messages", json=message()).json()
         openai = httpx2.post(f"{url}/v1/chat/completions", json=message()).json()
-        line = said.partition("-d '")[2].partition("'")[0]
-        assert httpx2.post(f"{url}/v1/messages", json=json.loads(line)).status_code == 200
+        commands = re.findall(r"curl (http\S+) -H '([^:]+): ([^']+)' \\\n +-d '([^']+)'", said)
+        for address, name, value, body in commands:
+            assert httpx2.post(address, content=body, headers={name: value}).status_code == 200
+        assert httpx2.get(re.search(r"health +(\S+)", said)[1]).json()["status"] == "ok"
         taken = llmlab("serve", "--model", "mock", "--port", url.rpartition(":")[2])
         assert stop(process) == (0, "")
     assert anthropic["content"][0]["text"] == openai["choices"][0]["message"]["content"]
     assert f"ANTHROPIC_BASE_URL={url} " in said
     assert f"OPENAI_BASE_URL={url}/v1 " in said
+    assert [command[0] for command in commands] == [f"{url}/v1/messages", f"{url}/v1/chat/completions"]
+    assert "mock, context 1,024 tokens, K/V pool 64 blocks of 16 tokens" in said
+    assert "keys             none are asked for" in said
     assert (taken.returncode, taken.stderr.count("\n")) == (1, 1)
     assert "the port is in use" in taken.stderr
 
@@ -76,12 +80,15 @@ def test_an_upstream_is_served_without_a_model_of_ones_own_behind_keys_and_limit
             "--requests-per-minute",
             "1",
         ]
-        with serving(*arguments) as (process, url, _):
+        with serving(*arguments) as (process, url, said):
             headers = ({}, {"x-api-key": "secret"}, {"x-api-key": "secret"})
             found = [httpx2.post(f"{url}/v1/messages", json=message(), headers=each) for each in headers]
             assert stop(process, signal.SIGTERM) == (0, "")
         directly = httpx2.post(f"{upstream.url}/v1/messages", json=message()).json()
     assert [response.status_code for response in found] == [401, 200, 429]
+    assert f"upstream         {upstream.url}/v1: mock (4,095 input tokens)" in said
+    assert f"1 from {keys}; every request needs one" in said
+    assert "secret" not in said
     assert found[1].json()["content"] == directly["content"]
     assert found[1].json()["model"] == "mock"
 
@@ -92,7 +99,10 @@ def test_a_second_interrupt_does_not_wait_for_open_requests():
             "POST", f"{url}/v1/messages", json=message(stream=True), headers={"llmlab-fault": "stall=1"}, timeout=30
         ) as response:
             process.send_signal(signal.SIGINT)
-            time.sleep(0.5)
+            said = "\n"
+            while "stopping" not in said:
+                said = process.stdout.readline()
+            assert "1 open request has 60 s to finish; Ctrl-C again" in said
             assert process.poll() is None
             process.send_signal(signal.SIGINT)
             assert "event: error" in response.read().decode()
@@ -108,6 +118,8 @@ def test_a_second_interrupt_does_not_wait_for_open_requests():
         (["--no-engine"], 2, "--upstream"),
         (["--routing", "random"], 2, "routing"),
         (["--port", "70000"], 2, "port"),
+        (["--upstream", "ftp://example.org"], 2, "http://"),
+        (["--upstream", "http://127.0.0.1:1/v1", "--upstream", "http://127.0.0.1:1/v1"], 2, "different names"),
     ],
 )
 def test_mistakes_are_one_message_before_any_model_is_loaded(arguments, status, says):
@@ -115,3 +127,19 @@ def test_mistakes_are_one_message_before_any_model_is_loaded(arguments, status, 
     assert result.returncode == status
     assert says in uncoloured(result.stderr)
     assert "Traceback" not in result.stderr
+
+
+def test_a_keys_file_with_a_mistake_says_how_it_is_written(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("secret alice gold\n")
+    keys.chmod(0o600)
+    result = llmlab("serve", "--model", "mock", "--keys", str(keys))
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "line 1: write KEY [NAME [TIER]]" in result.stderr
+    assert "secret" not in result.stderr
+
+
+def test_help_says_what_an_operator_has_to_know():
+    text = " ".join(uncoloured(llmlab("serve", "--help", env={**os.environ, "COLUMNS": "200"}).stdout).split())
+    for words in ("KEY [NAME [TIER]]", "Exit status: 0 stopped by one signal", "LLMLAB_UPSTREAM_API_KEY", "--log"):
+        assert words in text

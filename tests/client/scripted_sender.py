@@ -27,9 +27,11 @@ class ScriptedSender:
     def __init__(self, *answers: Message | BaseException) -> None:
         self.answers = list(answers)
         self.requests: list[dict[str, Any]] = []
+        self.wire_ids: list[str | None] = []
 
-    def send(self, request: dict[str, Any]) -> Message:
+    def send(self, request: dict[str, Any], *, wire_id: str | None = None) -> Message:
         self.requests.append(copy.deepcopy(request))
+        self.wire_ids.append(wire_id)
         check(request["messages"])
         assert marker_problems(request) == []
         answer = self.answers.pop(0)

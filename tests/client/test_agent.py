@@ -230,6 +230,42 @@ def test_assembling_is_recorded_once_per_request():
     assert [stage.name for stage in recorder.snapshot()] == ["assemble", "assemble"]
 
 
+def test_assembling_is_recorded_under_the_id_that_the_request_is_sent_with():
+    recorder = Recorder()
+    it = agent(wants(SUM), says("ok"), recorder=recorder)
+    it.run("go")
+    assert [stage.wire_id for stage in recorder.snapshot()] == it.sender.wire_ids
+    assert len(set(it.sender.wire_ids)) == 2
+
+
+def test_the_recorder_is_the_senders_unless_another_is_given():
+    recorder = Recorder()
+    assert Agent(Client("http://127.0.0.1:1", recorder=recorder), model="m").recorder is recorder
+    assert Agent(ScriptedSender(), model="m").recorder is None
+
+
+def test_the_first_requests_of_each_run_can_be_made_to_call_a_tool():
+    force, none = {"type": "tool", "name": "calculator"}, {"type": "none"}
+    it = agent(
+        wants(SUM),
+        says("a"),
+        wants(("2", *SUM[1:])),
+        says("b"),
+        tool_choices=[force],
+        options=Options(tool_choice=none),
+    )
+    it.run("one")
+    it.run("two")
+    assert [request["tool_choice"] for request in it.sender.requests] == [force, none, force, none]
+
+
+def test_a_truncated_call_is_forced_again():
+    force = {"type": "any"}
+    it = agent(says("", "max_tokens"), wants(SUM), says("ok"), tool_choices=[force], limit=OutputLimit(5, 10))
+    it.run("go")
+    assert [request.get("tool_choice") for request in it.sender.requests] == [force, force, None]
+
+
 def test_a_small_window_gets_a_small_output_limit():
     it = agent(says("a"), compaction=CompactionPolicy(2_048))
     it.run("hi")

@@ -51,7 +51,10 @@ def test_a_streamed_exchange():
     assert [event.name for event in events if event.kind == "frame"] == [event["type"] for event in HELLO]
     assert [(event.name, event.text) for event in events if event.kind == "delta"] == [("text", "Hel"), ("text", "lo")]
     assert sum(event.size for event in events if event.kind == "bytes") == len(frames(*HELLO))
-    assert events[0].text == '{"model":"m","max_tokens":9,"messages":[{"role":"user","content":"hi"}],"stream":true}'
+    head, body = events[0].text.split("\n\n")
+    assert body == '{"model":"m","max_tokens":9,"messages":[{"role":"user","content":"hi"}],"stream":true}'
+    assert events[0].size == len(body)
+    assert {"content-type: application/json", f"x-client-request-id: {events[0].wire_id}"} < set(head.split("\n"))
 
 
 def test_stages_follow_each_other():
@@ -73,6 +76,7 @@ def test_a_retry_says_why_and_how_long():
     assert [e.kind for e in wire(recorder) if e.wire_id == first][-2:] == ["error", "retry"]
     assert retry.wire_id == first != second
     assert [s.details.get("new_connection") for s in stages(recorder) if s.name == "send"] == [True, False]
+    assert retry.details["next_id"] == second
 
 
 def test_silences_are_reported():
@@ -121,6 +125,7 @@ def test_the_key_is_never_recorded_even_when_the_server_repeats_it(auth):
     assert wire(recorder)
     assert "sk-secret" not in str(recorder.snapshot())
     assert "[key]" in str(recorder.snapshot())
+    assert ("authorization: [removed]" if auth == "bearer" else "x-api-key: [removed]") in wire(recorder)[0].text
     assert "session=abc" not in str(recorder.snapshot())
 
 

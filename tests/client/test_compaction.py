@@ -80,3 +80,11 @@ def test_files_read_before_a_compaction_are_forgotten():
     assert reads.read("a").forgotten
     assert not reads.read("b").forgotten
     assert reads.repeated == ["a"]
+
+
+@pytest.mark.parametrize(("choice", "sent"), [("tool", "none"), ("any", "none"), ("auto", "auto"), ("none", "none")])
+def test_no_call_is_forced_where_a_summary_is_wanted(choice, sent):
+    request = {"tool_choice": {"type": choice}, "messages": [{"role": "user", "content": "a"}]}
+    assert compaction_request(request)["tool_choice"] == {"type": sent}
+    assert request["tool_choice"] == {"type": choice}
+    assert "tool_choice" not in compaction_request({"messages": []})

@@ -237,7 +237,7 @@ def test_nobody_else_trusts_the_certificate(target, certificate):
 
 
 def test_a_made_certificate_works(target):
-    pytest.importorskip("cryptography", reason="only it can make a certificate; the test above brings one along")
+    pytest.importorskip("cryptography", reason="the extra tls is not installed; a test above brings a certificate")
     with Proxy(target, tls=True) as proxy:
         context = proxy.certificate.client_context()
         assert httpx2.get(f"{proxy.url}/body", verify=context).content == BODY
@@ -245,7 +245,7 @@ def test_a_made_certificate_works(target):
 
 def test_without_the_package_the_error_names_it(target, monkeypatch):
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    with pytest.raises(MissingExtra, match="pip install cryptography"):
+    with pytest.raises(MissingExtra, match=r"pip install 'llmlab\[tls\]'"):
         Proxy(target, tls=True)
 
 

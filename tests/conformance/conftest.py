@@ -1,6 +1,7 @@
 """A real server on a real socket, in front of the model without weights, for programs that only know its address."""
 
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,11 @@ def server(mock_lab):
 
 @pytest.fixture
 def idle_lab(mock_lab):
-    """The lab behind ``server``, checked to hold no block once a test is over."""
+    """The lab behind ``server``, checked to hold no block once a test is over and the engine's last step with it."""
     yield mock_lab
+    end = time.monotonic() + 2
+    while mock_lab.engine.scheduler.has_work and time.monotonic() < end:
+        time.sleep(0.01)
     mock_lab.engine.check_integrity()
     assert mock_lab.engine.pool.num_used == 0
 

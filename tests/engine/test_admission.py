@@ -153,3 +153,16 @@ def test_a_question_that_cannot_be_asked_is_refused(prompt_, options, message):
 def test_true_is_not_a_number_of_slots():
     with pytest.raises(InvalidParameter, match="max_num_seqs=True"):
         SchedulerConfig(max_num_seqs=True)
+
+
+def test_a_large_max_tokens_reserves_nothing():
+    """Blocks are taken as tokens come, so what could be generated keeps nobody out."""
+    engine = mock_engine(num_blocks=64, block_size=4)
+    runs = [engine.submit(prompt(8, i), greedy(200)) for i in range(4)]
+    engine.step()
+    assert len(engine.scheduler.running) == 4
+    assert engine.pool.num_used <= 4 * 3
+    for run in runs:
+        run.abort()
+    engine.run_until_idle()
+    assert_all_returned(engine)

@@ -40,7 +40,6 @@ def test_moving_a_marker_changes_no_prompt():
 @pytest.mark.parametrize(
     ("change", "kind", "missed"),
     [
-        ({"speed": "fast"}, "model_changed", 80),
         ({"tools": ()}, "tools_changed", 80),
         ({"system": (Text("Be long."),)}, "system_changed", 40),
         ({"turns": (Turn("user", (Text("hallo"),)), *LONGER.turns[1:])}, "messages_changed", 20),
@@ -49,6 +48,10 @@ def test_moving_a_marker_changes_no_prompt():
 def test_the_first_part_that_changed_is_named_with_the_tokens_it_cost(change, kind, missed):
     found = compare(replace(LONGER, **change))
     assert found == {"cache_miss_reason": {"type": kind, "cache_missed_input_tokens": missed}}
+
+
+def test_a_speed_without_effect_costs_nothing():
+    assert compare(replace(LONGER, speed="fast")) is None
 
 
 def test_another_model_is_named_before_anything_else():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
@@ -114,6 +115,27 @@ async def test_a_model_that_ends_its_turn_while_thinking_still_answers(thinker):
     assert blocks(events) == [("thinking", "Hm."), ("text", "Four.")]
 
 
+async def test_closing_a_reply_under_its_reader_while_it_thinks_starts_no_answer(thinker):
+    backend = thinker("Four.", thought="and so on " * 300)
+    generation = await backend.open(call(wonder(budget=2900, max_tokens=3000)))
+    seen = []
+
+    async def reading() -> None:
+        async for event in generation:
+            seen.append(event)
+
+    reader = asyncio.create_task(reading())
+    async with asyncio.timeout(20):
+        while not seen:
+            await asyncio.sleep(0.002)
+    await generation.aclose()
+    with pytest.raises(ApiError, match="aborted"):
+        await reader
+    assert len(prompts(backend)) == 1
+    assert not any(isinstance(event, BlockStop) for event in seen)
+    assert backend.load == 0
+
+
 async def test_nothing_thought_gives_no_block(thinker):
     events = await reply_to(thinker("Four.", thought="</think>"), wonder())
     assert blocks(events) == [("text", "Four.")]
@@ -142,6 +164,19 @@ async def test_every_sample_thinks_for_itself(thinker):
     for sample, answer in enumerate(["Four.", "Five."]):
         assert blocks(events, sample) == [("thinking", "Two and two make four."), ("text", answer)]
     assert events[-1].usage.thinking == 2 * len(THOUGHT)
+
+
+@pytest.mark.parametrize("seed", [7, 2**63 - 1, -(2**63)])
+async def test_samples_that_thought_the_same_draw_their_answers_apart_and_repeatably(thinker, seed):
+    backend = thinker("Four.")
+    conversation = wonder(sampling={"n": 3, "seed": seed, "temperature": 1.0}, protocol="openai")
+    for _ in range(2):
+        await reply_to(backend, conversation)
+    submitted = [e for e in backend.engine.recorder.snapshot() if isinstance(e, RequestSubmitted)]
+    seeds = [event.params["seed"] for event in submitted if event.params["n"] == 1]
+    assert len(set(seeds[:3])) == 3
+    assert seeds[0] == seed
+    assert seeds[3:] == seeds[:3]
 
 
 async def test_both_engine_requests_are_linked_to_the_exchange(thinker):

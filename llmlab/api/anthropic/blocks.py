@@ -117,7 +117,9 @@ class ContentSource(Part):
     """A document's text in blocks."""
 
     type: Literal["content"]
-    content: Annotated[list[Annotated[TextBlock | UnsupportedBlock, Field(discriminator="type")]], AsBlocks]
+    content: Annotated[
+        list[Annotated[TextBlock | UnsupportedBlock, Field(discriminator="type")]], Field(fail_fast=True), AsBlocks
+    ]
 
 
 class UnsupportedSource(BaseModel):
@@ -145,7 +147,7 @@ class SearchResultBlock(Part):
     type: Literal["search_result"]
     title: str
     source: str
-    content: list[TextBlock]
+    content: Annotated[list[TextBlock], Field(fail_fast=True)]
     citations: CitationsConfig | None = None
     cache_control: CacheControl | None = None
 
@@ -161,7 +163,7 @@ class ToolResultBlock(Part):
 
     type: Literal["tool_result"]
     tool_use_id: str = Field(pattern=IDENTIFIER)
-    content: Annotated[list[ResultBlock], AsBlocks] = Field(default_factory=list)
+    content: Annotated[list[ResultBlock], Field(fail_fast=True), AsBlocks] = Field(default_factory=list)
     is_error: bool | None = None
     cache_control: CacheControl | None = None
     toolset_name: str | None = None
@@ -184,7 +186,7 @@ class Message(Part):
     """One message as it was sent, before neighbours of one role are merged."""
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[list[ContentBlock], AsBlocks]
+    content: Annotated[list[ContentBlock], Field(fail_fast=True), AsBlocks]
 
 
-System = Annotated[list[TextBlock], AsBlocks]
+System = Annotated[list[TextBlock], Field(fail_fast=True), AsBlocks]

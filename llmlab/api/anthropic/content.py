@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from llmlab.api.anthropic import blocks as wire
@@ -19,6 +19,8 @@ ROLES = {
     "document": ("user", "assistant"),
     "search_result": ("user", "assistant"),
 }
+DIRECT_CALLER = {"type": "direct"}
+"""What a call's ``caller`` says when the model itself asked for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,23 @@ def read_content(message: wire.Message, path: str, version: str) -> list[Placed]
         if converted != Text(""):
             found.append(Placed(here, converted))
     return found
+
+
+def ignored_parts(system: Sequence[wire.TextBlock], messages: Sequence[wire.Message]) -> Iterator[str]:
+    """Paths of what blocks carry that has no effect here; what stands for its absence is left out."""
+    yield from _ignored("system", system)
+    for index, message in enumerate(messages):
+        yield from _ignored(f"messages.{index}.content", message.content)
+
+
+def _ignored(path: str, blocks: Sequence[wire.ContentBlock]) -> Iterator[str]:
+    for index, block in enumerate(blocks):
+        for name in ("citations", "caller", "toolset_name"):
+            value = getattr(block, name, None)
+            if value and value not in (wire.CitationsConfig(), DIRECT_CALLER):
+                yield f"{path}.{index}.{name}"
+        if isinstance(block, wire.ToolResultBlock):
+            yield from _ignored(f"{path}.{index}.content", block.content)
 
 
 def text_block(block: wire.TextBlock, path: str) -> Text:

@@ -29,6 +29,7 @@ def decode_message(body: Any, headers: Mapping[str, str], rules: Rules) -> Conve
     check_sampling(body, version, rules)
     request = validate(wire.MessageRequest, body)
     fields = _prompt_fields(request, version, rules) | _reply_fields(request, rules)
+    fields["beta"] = bool(headers.get("anthropic-beta", "").strip(" ,"))
     conversation = Conversation(**fields)
     _check_together(request, conversation)
     check_markers(conversation)

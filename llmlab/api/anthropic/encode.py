@@ -49,10 +49,12 @@ def _usage(usage: Usage, info: ReplyInfo) -> dict[str, Any]:
     return usage.anthropic() | given
 
 
-def _delta_usage(ended: Ended) -> dict[str, Any]:
-    return {name: count for name, count in ended.usage.anthropic().items() if name != "cache_creation"} | {
-        name: ended.extra[name] for name in ("iterations",) if name in ended.extra
-    }
+def _delta_usage(ended: Ended, conversation: Conversation) -> dict[str, Any]:
+    """The totals and, for a client of the beta surface, what each run of the backend had in them."""
+    counts = {name: count for name, count in ended.usage.anthropic().items() if name != "cache_creation"}
+    if conversation.beta and "iterations" in ended.extra:
+        counts["iterations"] = ended.extra["iterations"]
+    return counts
 
 
 def _block(start: BlockStart) -> dict[str, Any]:
@@ -149,7 +151,7 @@ class AnthropicStream:
     def _ended(self, event: Ended) -> bytes:
         assert self._end is not None, "a sample ends before its request"
         delta = {"type": "message_delta", "delta": _stopped(self._end) | {"container": None}}
-        delta |= {"usage": _delta_usage(event)} | _context_management(event, self._conversation)
+        delta |= {"usage": _delta_usage(event, self._conversation)} | _context_management(event, self._conversation)
         return _frame(delta) + _frame({"type": "message_stop"})
 
     @property
@@ -182,7 +184,7 @@ class AnthropicMessage:
             case SampleEnd():
                 self._body |= _stopped(event)
             case Ended():
-                self._body["usage"] = _usage(event.usage, self._info) | _delta_usage(event)
+                self._body["usage"] = _usage(event.usage, self._info) | _delta_usage(event, self._conversation)
                 self._body |= _context_management(event, self._conversation)
                 self._complete = True
 

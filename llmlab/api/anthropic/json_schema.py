@@ -52,8 +52,13 @@ def check_example(example: Mapping[str, Any], schema: Mapping[str, Any], path: s
         raise invalid(path, f"does not satisfy input_schema: {error.message}")
 
 
+def count_values(value: Any) -> int:
+    """Number of JSON values and keys in ``value``, itself included."""
+    return sum(1 for _ in walk(value))
+
+
 def _check_size(value: Any, limit: int, path: str) -> None:
-    if sum(1 for _ in walk(value)) > limit:
+    if count_values(value) > limit:
         raise invalid(path, f"more than {limit} JSON values and keys; make it smaller")
 
 

@@ -8,6 +8,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 
 from llmlab.api.anthropic.blocks import NAME, CacheControl, Message, Part, System
 
+MAX_EDITS = 8
+"""Each takes the time of rendering the prompt again."""
+
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 """A number of things; the upper bound keeps it within what tensors can hold."""
 
@@ -198,7 +201,7 @@ EditUnion = Annotated[ClearToolUsesEdit | ClearThinkingEdit | CompactEdit, Field
 class ContextManagement(Part):
     """Edits of the context, in the order in which they are made."""
 
-    edits: list[EditUnion] = Field(default_factory=list)
+    edits: list[EditUnion] = Field(default_factory=list, max_length=MAX_EDITS)
 
 
 class Diagnostics(Part):
@@ -225,9 +228,9 @@ class CountRequest(Part):
     """What counting needs: everything that can become part of the prompt."""
 
     model: str = Field(min_length=1, max_length=256)
-    messages: list[Message] = Field(max_length=100_000)
+    messages: Annotated[list[Message], Field(fail_fast=True)] = Field(max_length=100_000)
     system: System = Field(default_factory=list)
-    tools: list[ToolUnion] = Field(default_factory=list)
+    tools: Annotated[list[ToolUnion], Field(fail_fast=True)] = Field(default_factory=list)
     tool_choice: ToolChoiceUnion | None = None
     thinking: ThinkingUnion | None = None
     output_config: OutputConfig | None = None
@@ -244,7 +247,7 @@ class MessageRequest(CountRequest):
 
     max_tokens: Count
     stream: bool = False
-    stop_sequences: list[str] = Field(default_factory=list)
+    stop_sequences: Annotated[list[str], Field(fail_fast=True)] = Field(default_factory=list)
     temperature: float | None = Field(default=None, ge=0, le=1)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: Count | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llmlab.api.anthropic import schema as wire
+from llmlab.api.anthropic.content import ignored_parts
 from llmlab.api.anthropic.tools import ignored_fields
 from llmlab.api.anthropic.validate import invalid
 from llmlab.api.conversation import ClearThinking, ClearToolUses, ContextEdit, ThinkingMode
@@ -58,14 +59,16 @@ def context_edits(request: wire.CountRequest) -> tuple[ContextEdit, ...]:
 def ignored_paths(request: wire.CountRequest) -> tuple[str, ...]:
     """Dotted paths of the fields that are present and have no effect here."""
     found = [name for name in WITHOUT_EFFECT if getattr(request, name, None)]
+    if request.speed == "fast":
+        found.append("speed")
     if isinstance(request, wire.MessageRequest):
         _check_thread(request.thread)
-        if request.metadata and request.metadata.user_id is None:
-            found.append("metadata")
+        found += [name for name in ("metadata", "inference_geo") if getattr(request, name) is not None]
     config = request.output_config
     if config:
         found += [f"output_config.{name}" for name in ("effort", "task_budget") if getattr(config, name)]
-    return (*found, *_ignored_thinking(request.thinking), *ignored_fields(request.tools))
+    found += _ignored_thinking(request.thinking)
+    return (*found, *ignored_fields(request.tools), *ignored_parts(request.system, request.messages))
 
 
 def _ignored_thinking(thinking: wire.ThinkingUnion | None) -> list[str]:

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmlab.api.anthropic.content import marker
-from llmlab.api.anthropic.json_schema import check_example, check_schema
+from llmlab.api.anthropic.json_schema import check_example, check_schema, count_values
 from llmlab.api.anthropic.schema import BuiltInTool, ChoiceNone, ChoiceTool, CustomTool, ToolChoiceUnion, ToolUnion
 from llmlab.api.anthropic.validate import invalid
 from llmlab.api.conversation import Tool, ToolChoice
 from llmlab.api.errors import ApiError
 
 SERVER_TOOLS = ("web_search", "web_fetch", "code_execution", "tool_search_tool", "advisor", "mcp_toolset")
+MAX_VALUES = 40_000
+"""Of all input schemas of a request together, in JSON values and keys; each costs a third of a millisecond."""
 CLIENT_TOOLS = ("bash", "text_editor", "computer", "memory", "browser_toolset")
 
 
 def read_tools(tools: Sequence[ToolUnion]) -> tuple[Tool, ...]:
     """The tools in their order. Raises ``ApiError`` for one that cannot be served, and for two of one name."""
+    _check_sizes(tools)
     names: set[str] = set()
     for index, tool in enumerate(tools):
         if isinstance(tool, BuiltInTool):
@@ -45,8 +48,8 @@ def read_choice(choice: ToolChoiceUnion | None, tools: Sequence[Tool]) -> ToolCh
 
 
 def ignored_fields(tools: Sequence[ToolUnion]) -> list[str]:
-    """Paths of fields that say how a provider loads, calls or streams a tool."""
-    names = ("eager_input_streaming", "defer_loading", "allowed_callers")
+    """Paths of fields that say how a provider loads, calls or streams a tool, and of examples no prompt shows."""
+    names = ("input_examples", "eager_input_streaming", "defer_loading", "allowed_callers")
     return [
         f"tools.{index}.{name}"
         for index, tool in enumerate(tools)
@@ -54,6 +57,11 @@ def ignored_fields(tools: Sequence[ToolUnion]) -> list[str]:
         for name in names
         if getattr(tool, name)
     ]
+
+
+def _check_sizes(tools: Sequence[ToolUnion]) -> None:
+    if sum(count_values(tool.input_schema) for tool in tools if isinstance(tool, CustomTool)) > MAX_VALUES:
+        raise invalid("tools", f"their input schemas are more than {MAX_VALUES} JSON values and keys together")
 
 
 def _check_schemas(tool: CustomTool, path: str) -> None:

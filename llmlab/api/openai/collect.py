@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmlab.api.conversation import Conversation
-from llmlab.api.openai.reply_parts import choice_logprobs, finish_reason, head, tool_call
+from llmlab.api.openai.reply_parts import choice_logprobs, finish_reason, head, stop_reason, tool_call
 from llmlab.api.reply import (
     BlockDelta,
     BlockKind,
@@ -16,7 +16,6 @@ from llmlab.api.reply import (
     ReplyInfo,
     SampleEnd,
     Started,
-    Stop,
     TokenLogprob,
 )
 
@@ -38,7 +37,7 @@ class _Sample:
     calls: list[_Call] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    stop: Stop | None = None
+    end: SampleEnd | None = None
 
     def pieces(self) -> list[str]:
         """Where the open block's text goes."""
@@ -71,7 +70,7 @@ class OpenAICollector:
             case BlockDelta():
                 self._block_delta(event)
             case SampleEnd():
-                self._sample(event.sample).stop = event.stop
+                self._sample(event.sample).end = event
             case Ended():
                 self._ended = event
 
@@ -102,12 +101,13 @@ class OpenAICollector:
             sample.logprobs.extend(event.logprobs)
 
     def _choice(self, number: int, sample: _Sample) -> dict[str, Any]:
-        assert sample.stop is not None, "a sample's events end with SampleEnd"
+        assert sample.end is not None, "a sample's events end with SampleEnd"
         choice = {
             "index": number,
             "message": _message(sample),
             "logprobs": choice_logprobs(sample.logprobs) if self._logprobs else None,
-            "finish_reason": finish_reason(sample.stop),
+            "finish_reason": finish_reason(sample.end.stop),
+            **stop_reason(sample.end),
         }
         return choice | {"token_ids": sample.token_ids} if self._token_ids else choice
 
@@ -124,5 +124,5 @@ def _message(sample: _Sample) -> dict[str, Any]:
 
 def _call(call: _Call, sample: _Sample) -> dict[str, Any]:
     """Only the last call of a reply that was cut off may lack its arguments; elsewhere none means ``{}``."""
-    cut = sample.stop != "tool_use" and call is sample.calls[-1]
+    cut = sample.end.stop != "tool_use" and call is sample.calls[-1]
     return tool_call(call.id, call.name, "".join(call.arguments) or ("" if cut else "{}"))

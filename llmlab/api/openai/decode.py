@@ -157,7 +157,10 @@ def _check_continuable(request: ChatRequest, turns: tuple[Turn, ...], rules: Rul
 
 
 def _ignored(request: ChatRequest) -> tuple[str, ...]:
-    unused = [name for name in Unused.model_fields if getattr(request, name) is not None]
+    names = (*Unused.model_fields, "user", "safety_identifier")
+    unused = [name for name in names if getattr(request, name) is not None]
     if request.stream_options and request.stream_options.include_obfuscation:
         unused.append("stream_options.include_obfuscation")
+    if request.response_format and request.response_format.json_schema:
+        unused += ["response_format.json_schema.description"] * bool(request.response_format.json_schema.description)
     return (*unused, *unused_fields(request.messages))

@@ -7,7 +7,7 @@ from typing import Any
 
 from llmlab.api.conversation import Conversation
 from llmlab.api.errors import ApiError
-from llmlab.api.openai.reply_parts import choice_logprobs, finish_reason, head, tool_call
+from llmlab.api.openai.reply_parts import choice_logprobs, finish_reason, head, stop_reason, tool_call
 from llmlab.api.reply import (
     BlockDelta,
     BlockKind,
@@ -108,7 +108,7 @@ class OpenAIStream:
         frames = self._begin(event.sample, "text")
         if event.stop == "tool_use":
             frames += self._fill_empty_call(event.sample)
-        return frames + self._chunk(event.sample, {}, finish=finish_reason(event.stop))
+        return frames + self._chunk(event.sample, {}, None, stop_reason(event), finish_reason(event.stop))
 
     def _ended(self, event: Ended) -> bytes:
         if not self._include_usage or event.extra.get("usage_unknown"):

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from llmlab import __version__
-from llmlab.api.reply import ReplyInfo, Stop, TokenLogprob
+from llmlab.api.reply import ReplyInfo, SampleEnd, Stop, TokenLogprob
 
 FINISH: Mapping[Stop, str] = MappingProxyType(
     {
@@ -29,6 +29,11 @@ LEAST_LOGPROB = -9999.0
 def finish_reason(stop: Stop) -> str:
     """OpenAI's name for why a sample ended."""
     return FINISH[stop]
+
+
+def stop_reason(end: SampleEnd) -> dict[str, str]:
+    """vLLM's extension: the stop sequence that ended a sample, which ``finish_reason`` does not tell; else nothing."""
+    return {} if end.stop_sequence is None else {"stop_reason": end.stop_sequence}
 
 
 def head(info: ReplyInfo, kind: str) -> dict[str, Any]:

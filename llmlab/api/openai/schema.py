@@ -15,6 +15,8 @@ CHOICES = ("none", "auto", "required")
 
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+MAX_STOP_IDS = 1024
+"""They are gone through for every token."""
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -36,7 +38,7 @@ class Part(Strict):
     type: str
 
 
-Parts = Annotated[list[Part], Field(min_length=1)]
+Parts = Annotated[list[Part], Field(min_length=1, fail_fast=True)]
 Content = Annotated[Annotated[str, Tag("<string>")] | Annotated[Parts, Tag("<other>")], Discriminator(_shape)]
 
 
@@ -80,7 +82,7 @@ class AssistantMessage(Strict):
     content: Content | None = None
     name: str | None = None
     refusal: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     function_call: Any = None
     audio: Any = None
     annotations: Any = None
@@ -221,7 +223,7 @@ class Extensions(Strict):
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=100)
     min_tokens: Int64 | None = Field(default=None, ge=0)
     ignore_eos: bool | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS, fail_fast=True)] | None = None
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
     add_generation_prompt: bool | None = None
@@ -232,7 +234,7 @@ class Extensions(Strict):
 class ChatRequest(Unused, Extensions):
     """A chat completion request."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], Field(fail_fast=True)] = Field(min_length=1)
     model: str = Field(min_length=1)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)

@@ -29,6 +29,15 @@ def check_values(value: Any, param: str | None = None) -> None:
         pending.extend((child, depth + 1) for child in _children(item))
 
 
+def count_values(value: Any) -> int:
+    """Number of JSON values and keys in ``value``, itself included."""
+    pending, size = [value], 0
+    while pending:
+        size += 1
+        pending.extend(_children(pending.pop()))
+    return size
+
+
 def _children(item: Any) -> Iterator[Any]:
     if isinstance(item, dict):
         yield from item.keys()
