@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from llmlab.api.json_values import is_unicode
+
 DONE = b"data: [DONE]\n\n"
 """What ends an OpenAI stream."""
 
@@ -22,15 +24,7 @@ def to_json(value: Any) -> str:
     Lone surrogates, which UTF-8 cannot hold, stay escaped.
     """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text if text.isascii() or _encodable(text) else json.dumps(value, separators=(",", ":"), allow_nan=False)
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return text if is_unicode(text) else json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 def named_frame(name: str, data: Any) -> bytes:

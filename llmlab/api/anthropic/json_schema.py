@@ -12,6 +12,7 @@ from jsonschema.validators import extend, validator_for
 from referencing import Registry
 
 from llmlab.api.anthropic.validate import invalid, walk
+from llmlab.api.json_values import count_values
 
 MAX_VALUES = 10_000
 """Largest schema, in JSON values and keys."""
@@ -50,11 +51,6 @@ def check_example(example: Mapping[str, Any], schema: Mapping[str, Any], path: s
         raise invalid(path, f"cannot be checked against input_schema: {failure}") from None
     if error is not None:
         raise invalid(path, f"does not satisfy input_schema: {error.message}")
-
-
-def count_values(value: Any) -> int:
-    """Number of JSON values and keys in ``value``, itself included."""
-    return sum(1 for _ in walk(value))
 
 
 def _check_size(value: Any, limit: int, path: str) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmlab.api.anthropic.content import marker
-from llmlab.api.anthropic.json_schema import check_example, check_schema, count_values
+from llmlab.api.anthropic.json_schema import check_example, check_schema
 from llmlab.api.anthropic.schema import BuiltInTool, ChoiceNone, ChoiceTool, CustomTool, ToolChoiceUnion, ToolUnion
 from llmlab.api.anthropic.validate import invalid
 from llmlab.api.conversation import Tool, ToolChoice
 from llmlab.api.errors import ApiError
+from llmlab.api.json_values import count_values
 
 SERVER_TOOLS = ("web_search", "web_fetch", "code_execution", "tool_search_tool", "advisor", "mcp_toolset")
 MAX_VALUES = 40_000

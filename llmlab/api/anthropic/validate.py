@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from llmlab.api.errors import ApiError
+from llmlab.api.json_values import is_unicode
 
 MAX_DEPTH = 128
 """Deepest nesting of a body: what comes later may recurse."""
@@ -47,7 +48,7 @@ def check_plain(value: Any) -> None:
             raise ApiError("invalid_request_error", f"the body is nested more than {MAX_DEPTH} levels deep")
         if isinstance(item, float) and not math.isfinite(item):
             raise invalid(_path(place), "Input should be a finite number")
-        if isinstance(item, str) and not _is_unicode(item):
+        if isinstance(item, str) and not is_unicode(item):
             raise invalid(_path(place), "Input should be valid Unicode, but holds half of a surrogate pair")
 
 
@@ -73,16 +74,6 @@ def _path(place: Place) -> str:
         place, key = place
         parts.append(str(key))
     return ".".join(reversed(parts)) or "body"
-
-
-def _is_unicode(text: str) -> bool:
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _first(error: ValidationError) -> ApiError:

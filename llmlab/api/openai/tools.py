@@ -9,9 +9,9 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
 from llmlab.api.conversation import OutputFormat, Tool, ToolChoice
+from llmlab.api.json_values import count_values
 from llmlab.api.openai.problems import invalid, shorten
 from llmlab.api.openai.schema import AllowedToolChoice, ChatRequest, FunctionTool, ResponseFormat, ToolReference
-from llmlab.api.openai.values import count_values
 
 MAX_SCHEMA_VALUES = 10_000
 """Largest schema, in JSON values and keys: checking one against the standard takes a third of a millisecond a value."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
+from llmlab.api.json_values import children, is_unicode
 from llmlab.api.openai.problems import invalid
 
 MAX_DEPTH = 100
@@ -26,43 +26,16 @@ def check_values(value: Any, param: str | None = None) -> None:
         problem = _problem(item, depth)
         if problem:
             raise invalid(param, problem)
-        pending.extend((child, depth + 1) for child in _children(item))
-
-
-def count_values(value: Any) -> int:
-    """Number of JSON values and keys in ``value``, itself included."""
-    pending, size = [value], 0
-    while pending:
-        size += 1
-        pending.extend(_children(pending.pop()))
-    return size
-
-
-def _children(item: Any) -> Iterator[Any]:
-    if isinstance(item, dict):
-        yield from item.keys()
-        yield from item.values()
-    elif isinstance(item, list):
-        yield from item
+        pending.extend((child, depth + 1) for child in children(item))
 
 
 def _problem(item: Any, depth: int) -> str | None:
     if depth > MAX_DEPTH:
         return f"nested more than {MAX_DEPTH} levels deep"
-    if isinstance(item, str) and not _is_utf8(item):
+    if isinstance(item, str) and not is_unicode(item):
         return "a string holds half of a UTF-16 surrogate pair, which is no character; send whole characters"
     if isinstance(item, float) and not math.isfinite(item):
         return "a number is infinite or not a number; only finite numbers can be used"
     if isinstance(item, int) and abs(item) > MAX_INTEGER:
         return "an integer has more than 77 digits"
     return None
-
-
-def _is_utf8(text: str) -> bool:
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
