@@ -6,6 +6,7 @@ package is cheap: torch is imported by ``open``, and a saved trace loads without
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -16,28 +17,54 @@ from llmlab.trace import Trace
 
 if TYPE_CHECKING:
     from llmlab.client.client import Client
+    from llmlab.engine.speculative.config import Speculation
     from llmlab.installation import Findings
     from llmlab.lab import Lab
     from llmlab.opening import open
+    from llmlab.probes.capture import Capture
+    from llmlab.probes.intervene import Ablate, Patch
 
 __version__ = "0.1.0"
-__all__ = ["Client", "Lab", "Trace", "__version__", "ask", "connect", "doctor", "open"]
+__all__ = [
+    "Ablate",
+    "Capture",
+    "Client",
+    "Lab",
+    "Patch",
+    "Speculation",
+    "Trace",
+    "__version__",
+    "ask",
+    "connect",
+    "doctor",
+    "open",
+]
+
+
+# where the names live that are imported when they are first asked for
+_HOMES = {
+    "open": "llmlab.opening",
+    "Lab": "llmlab.lab",
+    "Client": "llmlab.client.client",
+    "Capture": "llmlab.probes.capture",
+    "Ablate": "llmlab.probes.intervene",
+    "Patch": "llmlab.probes.intervene",
+    "Speculation": "llmlab.engine.speculative.config",
+}
+# parts a reader uses by their name alone, as in llmlab.claims.claims()
+_PARTS = ("claims", "client", "errors", "probes")
 
 
 def __getattr__(name: str) -> Any:
-    if name == "open":
-        from llmlab.opening import open
+    if name in _PARTS:
+        return importlib.import_module(f"llmlab.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'llmlab' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
 
-        return open
-    if name == "Lab":
-        from llmlab.lab import Lab
 
-        return Lab
-    if name == "Client":
-        from llmlab.client.client import Client
-
-        return Client
-    raise AttributeError(f"module 'llmlab' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_PARTS])
 
 
 def ask(prompt: Any, *, model: str | None = None, **params: Any):

@@ -15,6 +15,7 @@ from llmlab.commands.doctor import doctor
 from llmlab.commands.send import send
 from llmlab.commands.serve import serve
 from llmlab.commands.terminal import print_error
+from llmlab.commands.train_head import train_head
 from llmlab.errors import InvalidParameter, LabError
 
 FAILED, BAD_USAGE = 1, 2
@@ -44,6 +45,7 @@ app.command()(send)
 app.command()(serve)
 app.command()(bench)
 app.command()(doctor)
+app.command()(train_head)
 app.add_typer(models.app, name="models")
 
 

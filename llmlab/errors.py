@@ -23,6 +23,10 @@ class PoolTooSmall(LabError, ValueError):
     """The request could never fit in the K/V pool, even with the pool to itself."""
 
 
+class CaptureTooLarge(LabError, ValueError):
+    """What a capture asks for would take more bytes than its ``max_bytes``."""
+
+
 class UnknownModel(LabError, LookupError):
     """The model name is not in the catalogue, not a local folder, and not fetched from the hub."""
 
@@ -77,3 +81,11 @@ class ProxyFailed(LabError, OSError):
 
 class ClaimsError(LabError, ValueError):
     """The table of claims is missing or is not one."""
+
+
+class VocabularyMismatch(LabError, ValueError):
+    """A draft model's token ids do not mean what the target's mean."""
+
+
+class HeadMismatch(LabError, LookupError):
+    """There is no trained head for these weights, or it was trained for others."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from llmlab.client.client import Client
     from llmlab.gateway.backend import Backend
     from llmlab.gateway.server import Server
+    from llmlab.probes.capture import Capture
+    from llmlab.probes.intervene import Intervention
 
 Prompt = str | Sequence[dict[str, Any]] | Sequence[int]
 
@@ -59,18 +61,36 @@ class Lab:
     # -- requests -------------------------------------------------------------------------------------------
 
     def submit(
-        self, prompt: Prompt, *, system: str | None = None, raw: bool = False, priority: int = 0, **params: Any
+        self,
+        prompt: Prompt,
+        *,
+        system: str | None = None,
+        raw: bool = False,
+        priority: int = 0,
+        capture: Capture | None = None,
+        intervene: Intervention | Iterable[Intervention] = (),
+        **params: Any,
     ) -> Run:
         """Queue a prompt and return its handle at once.
 
         ``prompt`` is text (one user message), a list of ``{"role", "content"}`` messages, or token ids; ``system`` is
-        put before the messages; ``raw=True`` sends text without the chat template. ``params`` are the fields of
-        :class:`~llmlab.engine.params.SamplingParams`. Raises the errors of :meth:`Engine.submit`.
+        put before the messages; ``raw=True`` sends text without the chat template. ``capture`` records inside the model
+        (:class:`~llmlab.probes.capture.Capture`; see :attr:`Run.captured`) and ``intervene`` changes what it computes,
+        both for this request only. ``params`` are the fields of :class:`~llmlab.engine.params.SamplingParams`.
+        Raises the errors of :meth:`Engine.submit`.
         """
         sampling = SamplingParams.from_kwargs(**params)
         request_id = self.engine.new_id()
         text, ids = self._encode(prompt, system, raw, request_id)
-        return self.engine.submit(ids, sampling, priority=priority, prompt=text, request_id=request_id)
+        return self.engine.submit(
+            ids,
+            sampling,
+            priority=priority,
+            prompt=text,
+            request_id=request_id,
+            capture=capture,
+            intervene=intervene,
+        )
 
     def ask(self, prompt: Prompt, **params: Any) -> Run:
         """:meth:`submit`, then wait until the run has finished; raises its error if it failed."""
@@ -125,7 +145,7 @@ class Lab:
         from llmlab.gateway.settings import Settings
         from llmlab.gateway.upstream import upstream_backends
 
-        chosen = Settings(port=port, **settings)
+        chosen = Settings.from_kwargs(port=port, **settings)
         recorder = self.engine.recorder
         backends = [EngineBackend(self, chosen, recorder), *upstream_backends(upstreams, recorder)]
         server = Server(Gateway(backends, chosen, recorder)).start()
@@ -139,7 +159,13 @@ class Lab:
         without a ``server`` shares the first one's. Raises ``InvalidParameter``, and ``LabError`` as :meth:`serve`.
         """
         from llmlab.client.client import Client
+        from llmlab.gateway.server import Server
 
+        if server is not None and not isinstance(server, Server):
+            raise InvalidParameter(
+                f"server is of type {type(server).__name__}: give what lab.serve() returned, nothing at all, or use "
+                "llmlab.connect(url) for the address of a server"
+            )
         if server is None:
             server = self._own_server = self._own_server if self._own_server_runs() else self.serve()
         client = Client(server.url, **{"recorder": self.engine.recorder, **options})

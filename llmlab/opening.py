@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any, Literal
 
 from llmlab.engine.engine import Engine
 from llmlab.engine.scheduler import Policy, SchedulerConfig
+from llmlab.engine.speculative.build import with_proposer
+from llmlab.engine.speculative.config import Speculation
 from llmlab.errors import InvalidParameter
 from llmlab.lab import Lab
 from llmlab.models.catalogue import DEFAULT_MODEL
@@ -30,6 +33,7 @@ def open(
     threads: int | None = None,
     optimize: bool = True,
     record: bool = True,
+    speculative: Any = None,
 ) -> Lab:
     """Open a model for serving.
 
@@ -41,17 +45,22 @@ def open(
     per batch. ``policy``: ``continuous`` or ``static`` batching. ``background=False``: nothing runs until you call
     ``lab.engine.step()`` or wait on a run. ``threads``: CPU threads of torch (default: physical cores minus one; a
     setting of the whole process). ``optimize=False`` keeps the model's modules untouched. ``record=False``: no trace.
+    ``speculative``: guess tokens ahead and verify them together: ``"ngram"``, ``"early-exit"``, ``"head"``, or all
+    settings as a :class:`~llmlab.engine.speculative.config.Speculation`.
 
     Raises ``UnknownModel``, ``UnsupportedModel``, ``FetchError``, ``InvalidParameter``.
     """
     if prefix_cache not in ("hash", "off"):
         raise InvalidParameter(f"prefix_cache={prefix_cache!r} must be 'hash' or 'off'")
     config = SchedulerConfig(max_num_batched_tokens, max_num_seqs, policy)
+    speculation = Speculation.of(speculative)
     shape = {"block_size": block_size, "num_blocks": num_blocks}
     if model == MOCK:
         runner, tokenizer, eos, loaded = _mock(**shape)
     else:
         runner, tokenizer, eos, loaded = _real(model, device, dtype, threads, optimize, shape)
+    if speculation is not None:
+        speculation = with_proposer(speculation, runner, loaded)
     engine = Engine(
         runner,
         tokenizer,
@@ -59,6 +68,7 @@ def open(
         config=config,
         prefix_cache=prefix_cache == "hash",
         recorder=Recorder(enabled=record),
+        speculation=speculation,
     )
     if background:
         engine.start()
@@ -90,6 +100,9 @@ def _real(
     torch.set_num_threads(default_threads() if threads is None else threads)
     if dtype == "auto" and choose_device(device).type == "cpu":
         dtype = measured_cpu_dtype()
+
+    # a lab that was closed is a cycle of objects, so its gigabytes stay beside the new one's until they are collected
+    gc.collect()
 
     def fresh():
         return load(model, device=device, dtype=dtype)

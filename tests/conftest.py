@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -15,3 +16,10 @@ def model_path():
     from llmlab.models import DEFAULT_MODEL, fetch, lookup
 
     return fetch(lookup(DEFAULT_MODEL))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _collected():
+    """Models and pools of a module's labs are gone before the next one opens its own."""
+    yield
+    gc.collect()

@@ -16,15 +16,17 @@ from llmlab.client.assemble import Assembled, Options, SystemText, assemble
 from llmlab.client.compaction import CompactionPolicy, ReadTracker, compaction_entry, compaction_request, split_kept
 from llmlab.client.entry import Entry, is_empty_text, note, reply, synthetic, user
 from llmlab.client.estimate import Layered, layered
-from llmlab.client.output_limit import OutputLimit
+from llmlab.client.output_limit import OutputLimit, limit_for
 from llmlab.client.tool import LocalTool
-from llmlab.client.tools import Toolbox, local_tools
+from llmlab.client.tools import Toolbox, local_tools, tool_list
 from llmlab.client.transcript import MemoryTranscript, Transcript
 from llmlab.client.wire import new_wire_id
 from llmlab.errors import CompactionFailed, InvalidParameter, LabError
 from llmlab.trace.recorder import Recorder
 
 MAX_TURNS = 20
+FORCED = ("any", "tool")
+"""Types of a tool choice that leave the model no way but to call."""
 
 
 class Agent:
@@ -32,14 +34,17 @@ class Agent:
 
     ``system`` is a text or blocks; ``first`` leads the first user message. ``tools`` defaults to the calculator and,
     given a ``root``, reading under it; ``external_tools`` are listed after them. ``limit`` sets ``max_tokens`` and
-    takes the place of the options' own. ``tool_choices`` are those of a run's first requests, in order; the options'
-    own holds for the rest. ``compaction`` summarises old turns when they fill the window, for which
-    ``limit`` is then chosen unless it is given. Entries go to ``transcript``, so a session that was interrupted goes
-    on from one that was loaded.
+    takes the place of the options' own. Unless given, it fits the model's context: that of ``compaction``, or what the
+    sender's ``models()`` says before the first request. ``tool_choices`` are those of a run's first requests, in order;
+    the options' own holds for the rest. A choice that forces a call forces one, not several, unless it says
+    ``disable_parallel_tool_use`` itself: a small model would not stop. ``compaction`` summarises old turns when they
+    fill the window. Entries go to ``transcript``, so a session that was interrupted goes on from one that was loaded.
 
     With a ``recorder``, the sender's own unless given, assembling a request is the first stage of its exchange.
 
     Beta switches are headers, and headers are the sender's: give them to the client, not in ``options``.
+
+    Raises ``InvalidParameter`` for what cannot work.
     """
 
     def __init__(
@@ -68,9 +73,9 @@ class Agent:
         self.first, self.tool_choices = list(first), list(tool_choices)
         self.recorder = recorder if recorder is not None else getattr(sender, "recorder", None)
         self.reads = ReadTracker()
-        builtin = local_tools(root, self.reads) if tools is None else list(tools)
-        self.toolbox = Toolbox([*builtin, *external_tools])
-        self.limit = limit if limit is not None else _limit_for(compaction)
+        builtin = local_tools(root, self.reads) if tools is None else tool_list(tools)
+        self.toolbox = Toolbox([*builtin, *tool_list(external_tools)])
+        self._limit = _checked_limit(limit, compaction)
         options = options if options is not None else Options()
         if options.betas:
             raise InvalidParameter("betas are sent as a header: give them to the client that sends, not to the agent")
@@ -79,6 +84,13 @@ class Agent:
         self.transcript = transcript if transcript is not None else MemoryTranscript()
         self._now = now
         self._forget_size()
+
+    @property
+    def limit(self) -> OutputLimit:
+        """How much output the next request asks for. The sender is asked about the model once, if it has to be."""
+        if self._limit is None:
+            self._limit = limit_for(self.sender, self.model)
+        return self._limit
 
     def run(self, prompt: str) -> AgentResult:
         """Answer one prompt. May be called again to go on with the session.
@@ -125,7 +137,7 @@ class Agent:
 
     def _options(self, turn: int) -> Options:
         chosen = self.tool_choices[turn] if turn < len(self.tool_choices) else self.options.tool_choice
-        return replace(self.options, max_tokens=self.limit.max_tokens, tool_choice=chosen)
+        return replace(self.options, max_tokens=self.limit.max_tokens, tool_choice=_one_call(chosen))
 
     def _ask(self, turns: list[Turn]) -> Reply | None:
         """Send the next request and record the answer; ``None`` if it was cut and is to be asked for again."""
@@ -214,8 +226,24 @@ class Agent:
         self._forget_size()
 
 
-def _limit_for(compaction: CompactionPolicy | None) -> OutputLimit:
-    return OutputLimit() if compaction is None else OutputLimit.for_context(compaction.window)
+def _checked_limit(limit: OutputLimit | None, compaction: CompactionPolicy | None) -> OutputLimit | None:
+    """The limit that is known from the start, if one is. Raises ``InvalidParameter`` for anything else."""
+    if isinstance(limit, int):
+        raise InvalidParameter(
+            f"limit={limit!r} must be an OutputLimit: OutputLimit({limit}, {limit}) always asks for it"
+        )
+    if limit is not None and not isinstance(limit, OutputLimit):
+        raise InvalidParameter(f"limit={limit!r} must be an OutputLimit, or None for one that fits the model")
+    if compaction is not None and not isinstance(compaction, CompactionPolicy):
+        raise InvalidParameter(f"compaction={compaction!r} must be a CompactionPolicy, such as CompactionPolicy(8_192)")
+    return OutputLimit.for_context(compaction.window) if limit is None and compaction is not None else limit
+
+
+def _one_call(choice: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """A forced choice with at most one call, unless it says how many."""
+    if choice is None or choice.get("type") not in FORCED:
+        return choice
+    return dict(choice) | {"disable_parallel_tool_use": choice.get("disable_parallel_tool_use", True)}
 
 
 def _count(turns: Sequence[Turn]) -> int:

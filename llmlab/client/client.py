@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,8 @@ from llmlab.client.retry import RetryPolicy
 from llmlab.client.stream_errors import ClientError, ProtocolViolation
 from llmlab.client.timeouts import Timeouts
 from llmlab.client.wire import NO_HEADERS, Identity, Wire, check_header, checked_headers, new_wire_id, to_body
+from llmlab.errors import InvalidParameter
+from llmlab.option_names import check_option_names
 from llmlab.trace.recorder import Recorder
 
 COUNTED = (
@@ -64,7 +67,9 @@ class Client:
         http: httpx2.Client | None = None,
         sleep: Callable[[float], None] = time.sleep,
         rng: random.Random | None = None,
+        **unknown: Any,
     ) -> None:
+        check_option_names(unknown, _option_names(), "a client")
         identity = Identity(api_key=api_key, auth=auth, version=version, betas=betas, session_id=session_id)
         self.wire = Wire(url, identity, timeouts or Timeouts(), recorder, http)
         self.retries, self.healing, self.fallback_model = retries or RetryPolicy(), healing or Healing(), fallback_model
@@ -108,13 +113,17 @@ class Client:
         assembled, is part of the exchange. ``tap`` is called with each piece of the response's body, bytes as they
         came. Raises ``InvalidParameter``.
         """
+        _check_request(request)
         check_header("wire_id", wire_id)
         return Exchange(self.wire, self._recovery(), request, checked_headers(headers), wire_id, tap)
 
     def send(
         self, request: dict[str, Any], headers: Mapping[str, str] | None = None, *, wire_id: str | None = None
     ) -> Message:
-        """The answer to the body ``request``; it is streamed underneath. Raises ``ClientError``."""
+        """The whole answer to the body ``request``, always streamed underneath: its ``stream`` field is set to true.
+
+        Raises ``InvalidParameter`` for a request that is no dict, and ``ClientError``.
+        """
         with self.stream(request, headers, wire_id=wire_id) as exchange:
             for _ in exchange:
                 pass
@@ -122,6 +131,7 @@ class Client:
 
     def count_tokens(self, request: dict[str, Any], headers: Mapping[str, str] | None = None) -> int:
         """Input tokens of the body ``request`` as the server counts them. Raises ``ClientError``."""
+        _check_request(request)
         body = {name: request[name] for name in COUNTED if name in request}
         answer = self._call("POST", "/v1/messages/count_tokens", body, checked_headers(headers))
         count = answer.get("input_tokens")
@@ -162,6 +172,19 @@ class Client:
                 number += 1
             finally:
                 self.wire.release(attempt)
+
+
+def _option_names() -> list[str]:
+    parameters = inspect.signature(Client).parameters.values()
+    return [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+
+
+def _check_request(request: Any) -> None:
+    if not isinstance(request, dict):
+        raise InvalidParameter(
+            f"the request is of type {type(request).__name__}: give the body as a dict, such as "
+            '{"model": "NAME", "max_tokens": 64, "messages": [{"role": "user", "content": "Hello"}]}'
+        )
 
 
 def _object(answer: Any) -> dict[str, Any]:

@@ -7,12 +7,16 @@ the context where a server insists on it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from llmlab.errors import InvalidParameter
+from llmlab.errors import InvalidParameter, LabError
 
 DEFAULT_MAX_TOKENS = 8_000
 ESCALATED_MAX_TOKENS = 64_000
+UNKNOWN_WINDOW = 8_192
+"""Tokens a model is taken to have room for when its server does not say."""
 
 
 @dataclass(slots=True)
@@ -31,10 +35,13 @@ class OutputLimit:
             raise InvalidParameter(f"need 1 <= default <= escalated, not {self.default} and {self.escalated}")
 
     @classmethod
-    def for_context(cls, window: int) -> OutputLimit:
-        """For a model of ``window`` tokens: an eighth of it at first and half at most, never above the defaults."""
-        default = max(1, min(DEFAULT_MAX_TOKENS, window // 8))
-        return cls(default, max(default, min(ESCALATED_MAX_TOKENS, window // 2)))
+    def for_context(cls, window: int, most: int = ESCALATED_MAX_TOKENS) -> OutputLimit:
+        """For a model of ``window`` tokens: an eighth of it at first and half at most, never above the defaults.
+
+        ``most`` is the longest answer, in tokens, that may be asked for.
+        """
+        default = max(1, min(DEFAULT_MAX_TOKENS, window // 8, most))
+        return cls(default, max(default, min(ESCALATED_MAX_TOKENS, window // 2, most)))
 
     @property
     def max_tokens(self) -> int:
@@ -47,3 +54,29 @@ class OutputLimit:
             return False
         self.has_escalated = True
         return True
+
+
+def limit_for(sender: Any, model: str) -> OutputLimit:
+    """What fits ``model``, as the server behind ``sender`` describes it; a small limit when it does not.
+
+    The smallest of its models counts when ``model`` is not among them, for another one may stand in. ``sender`` need
+    not have ``models()``, and a failure of it is not one of the request that follows.
+    """
+    try:
+        listed = sender.models() if hasattr(sender, "models") else []
+    except LabError:
+        listed = []
+    known = [each for each in listed if _tokens(each, "max_input_tokens")]
+    asked = [each for each in known if each.get("id") == model] or known
+    if not asked:
+        return OutputLimit.for_context(UNKNOWN_WINDOW)
+    smallest = min(asked, key=lambda each: each["max_input_tokens"])
+    return OutputLimit.for_context(
+        smallest["max_input_tokens"], _tokens(smallest, "max_tokens") or ESCALATED_MAX_TOKENS
+    )
+
+
+def _tokens(model: Mapping[str, Any], name: str) -> int | None:
+    """A count that a server gave, which may be anything."""
+    value = model.get(name)
+    return value if type(value) is int and value > 0 else None

@@ -19,17 +19,19 @@ from llmlab.client.tool import LocalTool, ToolFailed
 from llmlab.errors import InvalidParameter
 
 MAX_RESULT_CHARS = 100_000
+MAX_ARGUMENT_CHARS = 120
+"""Of a path or an expression: a small model held to the schema may otherwise go on with one for ever."""
 
 
 class Toolbox:
     """Tools by name. The order in which they were given is that of the built-in prefix.
 
-    Raises ``InvalidParameter`` for two tools of one name and for a schema that is not one.
+    Raises ``InvalidParameter`` for what is no ``LocalTool``, two tools of one name and a schema that is not one.
     """
 
     def __init__(self, tools: Iterable[LocalTool]) -> None:
         self._tools: dict[str, LocalTool] = {}
-        for tool in tools:
+        for tool in tool_list(tools):
             self._add(tool)
 
     def _add(self, tool: LocalTool) -> None:
@@ -72,6 +74,21 @@ class Toolbox:
             raise ToolFailed(f"{tool.name} failed: {type(error).__name__}: {error}") from error
 
 
+def tool_list(tools: Iterable[LocalTool]) -> list[LocalTool]:
+    """The tools, each of which must be one. Raises ``InvalidParameter`` saying how to make one of a function."""
+    if callable(tools) or isinstance(tools, str | Mapping | LocalTool) or not isinstance(tools, Iterable):
+        raise InvalidParameter(f"tools={tools!r} must be a list of LocalTool: put it into one")
+    found = list(tools)
+    for tool in found:
+        if not isinstance(tool, LocalTool):
+            name = getattr(tool, "__name__", "name")
+            made = f"LocalTool({name!r}, description, schema, function)"
+            raise InvalidParameter(
+                f"{tool!r} is not a LocalTool: give {made}, where schema is a JSON Schema of an object"
+            )
+    return found
+
+
 def checked_arguments(tool: LocalTool, tool_use: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments, if they are complete and match the schema; raises ``ToolFailed`` otherwise."""
     arguments = tool_use.get("input")
@@ -103,10 +120,11 @@ def _result(tool_use: Mapping[str, Any], content: str, *, is_error: bool) -> dic
 
 
 def _schema(required: tuple[str, ...] = (), **properties: str) -> dict[str, Any]:
-    """An object of strings with the given descriptions, and nothing else in it."""
+    """An object of short strings with the given descriptions, and nothing else in it."""
+    short = {"type": "string", "maxLength": MAX_ARGUMENT_CHARS}
     return {
         "type": "object",
-        "properties": {name: {"type": "string", "description": text} for name, text in properties.items()},
+        "properties": {name: short | {"description": text} for name, text in properties.items()},
         "required": list(required),
         "additionalProperties": False,
     }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from llmlab.errors import LabError
+from llmlab.errors import InvalidParameter, LabError
 
 if TYPE_CHECKING:
     from llmlab.trace.trace import Trace
@@ -19,6 +19,15 @@ FROM_STDIN = "-"
 def prompt_text(argument: str) -> str:
     """The prompt an argument stands for: itself, or standard input for ``-``."""
     return _read_stdin() if argument == FROM_STDIN else clean(argument)
+
+
+def some_prompt(argument: str) -> str:
+    """As :func:`prompt_text`; raises ``InvalidParameter`` for one that is empty or blank."""
+    text = prompt_text(argument)
+    if not text.strip():
+        source = " on standard input" if argument == FROM_STDIN else ""
+        raise InvalidParameter(f"the prompt is empty: give some text{source}")
+    return text
 
 
 def _read_stdin() -> str:

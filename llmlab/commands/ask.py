@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmlab.commands.arguments import check_trace_target, clean, prompt_text, save_trace
-from llmlab.commands.options import Device, Model, Threads
+from llmlab.commands.options import Device, Model, Speculative, Threads, check_speculative
 from llmlab.commands.summary import as_object, as_rows
 from llmlab.commands.terminal import TextStream, stderr_console, two_columns
 from llmlab.engine.params import SamplingParams
@@ -31,6 +31,7 @@ def ask(
     device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     threads: Threads = None,
+    speculative: Speculative = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Save the trace, e.g. to ask.trace.jsonl.gz.")
@@ -41,9 +42,10 @@ def ask(
 
     sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     SamplingParams.from_kwargs(**sampling)  # a mistake shows before the model is loaded
+    check_speculative(speculative)
     check_trace_target(trace)
     text = prompt_text(prompt)
-    with llmlab.open(model, device=device, dtype=dtype, threads=threads) as lab:
+    with llmlab.open(model, device=device, dtype=dtype, threads=threads, speculative=speculative) as lab:
         with lab.submit(text, system=system and clean(system), **sampling) as run:
             _stream(run, silent=as_json)
         recorded = run.trace

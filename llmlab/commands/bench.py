@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,9 @@ from llmlab.commands.options import Device, Model
 from llmlab.commands.terminal import escape_controls, stderr_console, stdout_console
 from llmlab.errors import InvalidParameter, LabError
 from llmlab.models.catalogue import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 TO_STDOUT = "-"
 
@@ -32,6 +35,13 @@ def bench(
     wire: Annotated[
         bool, typer.Option("--wire", help="Only what HTTP and server-sent events add, on the model without weights.")
     ] = False,
+    speculative: Annotated[
+        bool, typer.Option("--speculative", help="Only what speculation gains, for every proposer and kind of prompt.")
+    ] = False,
+    probes: Annotated[bool, typer.Option("--probes", help="Only what looking inside costs a decode step.")] = False,
+    draft_model: Annotated[
+        str | None, typer.Option(help="With --speculative: a draft model to measure as well.")
+    ] = None,
     model: Model = DEFAULT_MODEL,
     device: Device = "cpu",
     json_file: Annotated[
@@ -47,6 +57,12 @@ def bench(
 
     if wire:
         _bench_wire(repeats or (2 if quick else 5), json_file)
+        return
+    if speculative:
+        _bench_speculation(repeats or (1 if quick else 3), quick, model, device, draft_model, json_file)
+        return
+    if probes:
+        _bench_probes(repeats or (1 if quick else 5), model, device, json_file)
         return
     from llmlab.bench.measure import Plan, run_benchmark
     from llmlab.bench.report import report_object, report_tables
@@ -77,10 +93,44 @@ def _bench_wire(rounds: int, json_file: str | None) -> None:
     _check_target(json_file)
     with stderr_console().status("measuring the wire"):
         figures = measure_wire(rounds)
+    _show(wire_table(figures), wire_object(figures), json_file)
+
+
+def _bench_probes(rounds: int, model: str, device: str, json_file: str | None) -> None:
+    from llmlab.bench.probes import measure_probes, probe_object, probe_table
+
+    _check_target(json_file)
+    with stderr_console().status("measuring probes"):
+        figures = measure_probes(rounds, model=model, device=device)
+    _show(probe_table(figures), probe_object(figures), json_file)
+
+
+def _bench_speculation(
+    rounds: int, quick: bool, model: str, device: str, draft_model: str | None, json_file: str | None
+) -> None:
+    from rich.text import Text
+
+    from llmlab.bench.speculative import measure_speculation, speculation_object, speculation_table
+
+    _check_target(json_file)
+    with stderr_console().status("starting") as status:
+        result = measure_speculation(
+            rounds,
+            model=model,
+            device=device,
+            quick=quick,
+            draft_model=draft_model,
+            progress=lambda doing: status.update(Text(escape_controls(doing))),
+        )
+    _show(speculation_table(result), speculation_object(result), json_file)
+
+
+def _show(table: Table, measured: dict[str, Any], json_file: str | None) -> None:
+    """Print the table, unless the measurements themselves go there, and write those where they are wanted."""
     if json_file != TO_STDOUT:
-        stdout_console().print(wire_table(figures))
+        stdout_console().print(table)
     if json_file is not None:
-        _write(json_file, json.dumps(wire_object(figures), indent=1))
+        _write(json_file, json.dumps(measured, indent=1))
 
 
 def _names(text: str) -> list[str]:

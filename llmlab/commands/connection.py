@@ -28,16 +28,26 @@ class Connection:
     recorded: Callable[[], Trace]
 
 
+IDLE_S, WARN_S = 10.0, 3.0
+"""Silence (s) after which a client gives up, or says that it waits, where the server fails on purpose."""
+
+
 @contextmanager
 def here(model: str, fault: str | None, **options: Any) -> Iterator[Connection]:
     """A lab and its server in this process; both are closed at the end, so that their records are complete."""
     import llmlab
+    from llmlab.client.timeouts import Timeouts
 
     with llmlab.open(model, **options) as lab:
         server = lab.serve()
         if fault is not None:
             server.faults.inject(fault)
-        yield Connection(lab.model, lab.engine.recorder, lambda **more: lab.client(server, **more), lambda: lab.trace)
+        timeouts = None if fault is None else Timeouts(idle_s=IDLE_S, warn_s=WARN_S)
+
+        def connect(**more: Any) -> Client:
+            return lab.client(server, timeouts=timeouts, **more)
+
+        yield Connection(lab.model, lab.engine.recorder, connect, lambda: lab.trace)
 
 
 @contextmanager

@@ -9,4 +9,16 @@ import typer
 Model = Annotated[str, typer.Option(help="A catalogue name, a folder, hub:ORG/NAME, or mock (no weights).")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads.", show_default="physical cores minus one")]
+Speculative = Annotated[
+    str | None,
+    typer.Option(help="Guess tokens ahead, verify them exactly: ngram, early-exit or head.", show_default="off"),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def check_speculative(name: str | None) -> None:
+    """Raise ``InvalidParameter`` for a name that no proposer has, before a model is loaded."""
+    if name is not None:
+        from llmlab.engine.speculative.config import Speculation
+
+        Speculation.of(name)

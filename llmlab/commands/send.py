@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from llmlab.commands.arguments import check_trace_target, clean, prompt_text, save_trace
-from llmlab.commands.connection import here, there
+from llmlab.commands.arguments import check_trace_target, clean, save_trace, some_prompt
+from llmlab.commands.connection import IDLE_S, here, there
 from llmlab.commands.options import Device, Threads
 from llmlab.commands.sending import Request, Sending
 from llmlab.commands.terminal import stderr_console, two_columns
@@ -49,7 +49,12 @@ def send(
     ] = None,
     fault: Annotated[
         str | None,
-        typer.Option(help='What is to go wrong at our own server: "drop=200", "status=529x2", "stall=3x1".'),
+        typer.Option(
+            metavar="PLAN",
+            help="Let our own server fail. status=529x2: refuse twice; drop=200: cut after 200 bytes; stall=3x1: "
+            "silence for 1 s after 3 frames, without x1 for good; delay=0.5: wait 0.5 s before the answer; split=1: "
+            f"send byte by byte. Put ; between several. The client then bears {IDLE_S:g} s of silence, not 300.",
+        ),
     ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Print the bytes of the response's body, exactly and only those.")
@@ -73,7 +78,7 @@ def send(
     key = _key(api_key_env, url)
     budget = None if thinking is None else {"type": "enabled", "budget_tokens": thinking}
     options = Options(max_tokens=max_tokens, temperature=temperature, thinking=budget)
-    request = Request(prompt_text(prompt), system and clean(system), tools, options)
+    request = Request(some_prompt(prompt), system and clean(system), tools, options)
     request.body("checked before a model is loaded")
     if url is not None:
         connected = there(url, key, model)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llmlab.commands.connection import Connection
+from llmlab.commands.terminal import print_error
 from llmlab.commands.wire_summary import Outcome
 from llmlab.commands.wire_view import Observed, Transcript, View
 from llmlab.errors import LabError
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from llmlab.client.assemble import Options
     from llmlab.client.exchange import Exchange
     from llmlab.trace.events import WireEvent
+
+PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class Sending:
         from llmlab.client.wire import new_wire_id
 
         wire_id, recorder = new_wire_id(), self.connection.recorder
-        client = self.connection.client(recorder=Observed(recorder, self._view()))
+        client = self.connection.client(recorder=Observed(recorder, waiting := Waiting(self._view())))
         body = self.request.body(self.connection.model, recorder, wire_id)
         tap = _write_bytes if self.raw else None
         with client, client.stream(body, wire_id=wire_id, tap=tap) as self.exchange:
@@ -71,6 +75,8 @@ class Sending:
                     pass
             except LabError as failure:
                 self.failure = failure
+            finally:
+                waiting.end()
 
     def outcome(self, trace: Trace) -> Outcome:
         """What it came to."""
@@ -81,6 +87,35 @@ class Sending:
         if self.as_json:
             return Kept(self.events)
         return Transcript(None if self.raw else sys.stdout, sys.stderr, lambda: self.exchange.request)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A view that says on standard error, :data:`PATIENCE_S` after a request left, that nothing has come of it yet.
+
+    Silences later on are the client's to report.
+    """
+
+    view: View
+    timer: threading.Timer | None = None
+
+    def show(self, event: WireEvent) -> None:
+        """Pass one event on; a request starts the wait, whatever comes of it ends the wait."""
+        self.view.show(event)
+        if event.kind == "request":
+            self.end()
+            message = f"nothing has come for {PATIENCE_S:g} s; still waiting, Ctrl-C ends it"
+            self.timer = threading.Timer(PATIENCE_S, print_error, [message])
+            self.timer.daemon = True
+            self.timer.start()
+        elif event.kind in ("frame", "error", "retry", "disconnect"):
+            self.end()
+
+    def end(self) -> None:
+        """Wait no longer."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from llmlab.api.rules import Rules
-from llmlab.commands.options import Device, Model, Threads
-from llmlab.commands.serve_facts import Facts, models_of
+from llmlab.commands.options import Device, Model, Threads, check_speculative
+from llmlab.commands.serve_facts import UPSTREAM_KEY, Facts, models_of
+from llmlab.commands.terminal import print_error
 from llmlab.errors import InvalidParameter
 from llmlab.gateway.settings import Settings
 from llmlab.models.catalogue import DEFAULT_MODEL
@@ -23,11 +25,11 @@ from llmlab.trace.recorder import Recorder
 if TYPE_CHECKING:
     from llmlab.gateway.engine_backend import EngineBackend
 
-UPSTREAM_KEY = "LLMLAB_UPSTREAM_API_KEY"
 INTERRUPTED = 130
 
 ENGINE, NETWORK, LIMITS = "Engine", "Network and access", "Limits"
-BACKENDS, BEHAVIOUR = "Other backends", "Behaviour"
+BACKENDS, BEHAVIOUR, SWITCHES = "Other backends", "Behaviour", "Switches"
+COUNT = "N"
 
 
 def _option(panel: str, text: str, *names: str, **settings: Any) -> Any:
@@ -39,16 +41,20 @@ def serve(
     device: Device = "auto",
     dtype: Annotated[str, _option(ENGINE, "auto, float32, bfloat16 or float16.")] = "auto",
     threads: Threads = None,
-    block_size: Annotated[int, _option(ENGINE, "Tokens in one K/V block.", min=1)] = 16,
+    block_size: Annotated[int, _option(ENGINE, "Tokens in one K/V block.", min=1, metavar=COUNT)] = 16,
     num_blocks: Annotated[
-        int | None, _option(ENGINE, "K/V blocks in the pool.", min=1, show_default="from the free memory")
+        int | None,
+        _option(ENGINE, "K/V blocks in the pool.", min=1, metavar=COUNT, show_default="from the free memory"),
     ] = None,
     max_num_batched_tokens: Annotated[
-        int, _option(ENGINE, "Tokens of one step, so also the largest prefill chunk.", min=1)
+        int, _option(ENGINE, "Tokens of one step, so also the largest prefill chunk.", min=1, metavar=COUNT)
     ] = 512,
-    max_num_seqs: Annotated[int, _option(ENGINE, "Requests in one batch.", min=1)] = 8,
-    prefix_cache: Annotated[bool, _option(ENGINE, "Share K/V blocks of equal prefixes.")] = True,
-    record: Annotated[bool, _option(ENGINE, "Keep a trace in memory.")] = True,
+    max_num_seqs: Annotated[int, _option(ENGINE, "Requests in one batch.", min=1, metavar=COUNT)] = 8,
+    prefix_cache: Annotated[bool, _option(SWITCHES, "Share K/V blocks of equal prefixes.")] = True,
+    record: Annotated[bool, _option(SWITCHES, "Keep a trace in memory.")] = True,
+    speculative: Annotated[
+        str | None, _option(ENGINE, "Guess tokens ahead, verify them exactly: ngram, early-exit or head.")
+    ] = None,
     host: Annotated[str, _option(NETWORK, "Address to listen on; any but a loopback one needs --keys.")] = "127.0.0.1",
     port: Annotated[int, _option(NETWORK, "0 takes a free port.", min=0, max=65535)] = 8000,
     keys: Annotated[
@@ -69,34 +75,49 @@ def serve(
             "--log",
         ),
     ] = False,
-    requests_per_minute: Annotated[int | None, _option(LIMITS, "Requests of one key.", min=1)] = None,
+    requests_per_minute: Annotated[int | None, _option(LIMITS, "Requests of one key.", min=1, metavar=COUNT)] = None,
     input_tokens_per_minute: Annotated[
-        int | None, _option(LIMITS, "Prompt tokens of one key; reads from the cache are free.", min=1)
+        int | None, _option(LIMITS, "Prompt tokens of one key; reads from the cache are free.", min=1, metavar=COUNT)
     ] = None,
-    output_tokens_per_minute: Annotated[int | None, _option(LIMITS, "Output tokens of one key.", min=1)] = None,
-    max_open: Annotated[int, _option(LIMITS, "Open requests; more are refused with 529.", min=1)] = 64,
-    drain: Annotated[float, _option(LIMITS, "Seconds open requests have after Ctrl-C.", min=0)] = 10.0,
+    output_tokens_per_minute: Annotated[
+        int | None, _option(LIMITS, "Output tokens of one key.", min=1, metavar=COUNT)
+    ] = None,
+    max_open: Annotated[int, _option(LIMITS, "Open requests; more are refused with 529.", min=1, metavar=COUNT)] = 64,
+    drain: Annotated[
+        float, _option(LIMITS, "Seconds open requests have after Ctrl-C.", min=0, metavar="SECONDS")
+    ] = 10.0,
     upstream: Annotated[
         list[str] | None,
         _option(
             BACKENDS, f"Base URL of an OpenAI-compatible server; repeatable. {UPSTREAM_KEY} is its key.", metavar="URL"
         ),
     ] = None,
-    engine: Annotated[bool, _option(BACKENDS, "Serve --model; --no-engine: upstreams only.")] = True,
+    engine: Annotated[bool, _option(SWITCHES, "Serve --model; --no-engine: upstreams only.")] = True,
     routing: Annotated[
         Literal["round_robin", "least_loaded", "prefix_affine"],
-        _option(BACKENDS, "How one of several backends of a model is chosen."),
+        _option(
+            BACKENDS,
+            "How one of several backends of a model is chosen: round_robin, least_loaded or prefix_affine.",
+            metavar="NAME",
+        ),
     ] = "least_loaded",
     fallback_model: Annotated[
-        bool, _option(BEHAVIOUR, "Serve unknown model names with the first model; else 404.")
+        bool, _option(SWITCHES, "Serve unknown model names with the first model; else 404.")
     ] = True,
     overflow: Annotated[
         Literal["refuse", "stop"],
-        _option(BEHAVIOUR, "When prompt and max_tokens exceed the context: refuse, or serve and stop there."),
+        _option(
+            BEHAVIOUR, "When prompt and max_tokens exceed the context: refuse, or serve and stop there.", metavar="NAME"
+        ),
     ] = "refuse",
     cache_accounting: Annotated[
         Literal["breakpoints", "engine"],
-        _option(BEHAVIOUR, "Count Anthropic cache reads by cache_control, or as the engine's prefix cache had them."),
+        _option(
+            BEHAVIOUR,
+            "Count Anthropic cache reads by cache_control (breakpoints), or as the engine's prefix cache had them "
+            "(engine).",
+            metavar="NAME",
+        ),
     ] = "breakpoints",
     lenient_sampling: Annotated[
         bool,
@@ -132,6 +153,7 @@ def serve(
         allow_faults=allow_faults,
         rules=Rules(lenient_sampling=lenient_sampling, strict_roles=strict_roles),
     )
+    check_speculative(speculative)
     if not engine and not upstream:
         raise InvalidParameter("--no-engine leaves nothing to serve: give at least one --upstream URL")
     options = {
@@ -144,6 +166,7 @@ def serve(
         "max_num_seqs": max_num_seqs,
         "prefix_cache": "hash" if prefix_cache else "off",
         "record": record,
+        "speculative": speculative,
     }
     _serve(settings, model if engine else None, options, upstream or [], log)
 
@@ -152,21 +175,32 @@ def _serve(
     settings: Settings, model: str | None, options: dict[str, Any], upstreams: list[str], wants_log: bool
 ) -> None:
     from llmlab.gateway.app import Gateway
-    from llmlab.gateway.auth import KeyRing
+    from llmlab.gateway.auth import ExposedKeysFile, KeyRing
     from llmlab.gateway.foreground import run_forever
     from llmlab.gateway.server import Server, listen
     from llmlab.gateway.upstream import upstream_backends
 
     key = os.environ.get(UPSTREAM_KEY) or None  # not an option: those are in every process list
-    KeyRing.load(settings.keys_file)  # mistakes show before a model is loaded
+    with _warnings_said():
+        KeyRing.load(settings.keys_file)  # mistakes show before a model is loaded
     upstream_backends(upstreams, Recorder(enabled=False), key)
     listen(settings.host, settings.port).close()
     with _own_backend(settings, model, options) as (own, recorder):
-        gateway = Gateway([*own, *upstream_backends(upstreams, recorder, key)], settings, recorder)
+        with warnings.catch_warnings(action="ignore", category=ExposedKeysFile):  # said already
+            gateway = Gateway([*own, *upstream_backends(upstreams, recorder, key)], settings, recorder)
         server = Server(gateway, log=_print_line if wants_log else None)
         facts = Facts(own, asyncio.run(models_of(upstreams, key)), settings.keys_file, len(gateway.keys))
         if not run_forever(server, _say, facts.lines(), facts.first_model):
             raise typer.Exit(INTERRUPTED)
+
+
+@contextmanager
+def _warnings_said() -> Iterator[None]:
+    """Warnings of what runs inside, a line each on standard error."""
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        yield
+    for warning in caught:
+        print_error(str(warning.message))
 
 
 def _say(text: str) -> None:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from llmlab.gateway.backend import Model
     from llmlab.gateway.engine_backend import EngineBackend
 
+UPSTREAM_KEY = "LLMLAB_UPSTREAM_API_KEY"
+"""The environment variable with the key that upstreams are sent."""
 SHOWN = 5
 """Models of an upstream that are named."""
 
@@ -53,10 +55,18 @@ def _engine(backend: EngineBackend) -> str:
 
 def _told(models: list[Model] | ApiError) -> str:
     if isinstance(models, ApiError):
-        return f"not usable now ({_printable(models.message)}), and asked again when it is needed"
+        return f"not usable now ({_printable(models.message)}){_advice(models)}"
     names = [_model(model) for model in models[:SHOWN]]
     more = len(models) - len(names)
     return (", ".join(names) or "no models") + (f" and {more} more" if more else "")
+
+
+def _advice(error: ApiError) -> str:
+    from llmlab.gateway.upstream_errors import CREDENTIALS
+
+    if error.code == CREDENTIALS:
+        return f": set {UPSTREAM_KEY} to a key that it takes, and start again"
+    return ", and asked again when it is needed"
 
 
 def _model(model: Model) -> str:

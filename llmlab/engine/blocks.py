@@ -108,7 +108,7 @@ class BlockPool:
 
     def match(self, request: Request) -> list[Block]:
         """The longest run of cached blocks that begins ``request.tokens`` and leaves its last token to compute."""
-        if not self.prefix_cache or request.wants_prompt_logprobs:
+        if not self.prefix_cache or request.wants_prompt_logprobs or request.bypasses_cache:
             return []
         hits: list[Block] = []
         parent, digest = request.params.cache_salt, ROOT
@@ -130,7 +130,7 @@ class BlockPool:
 
     def register(self, request: Request) -> None:
         """Hash the request's blocks that became full with computed tokens; call after the forward pass."""
-        if not self.prefix_cache:
+        if not self.prefix_cache or request.is_private:
             return
         salt = request.params.cache_salt
         for i in range(len(request.chain), request.num_computed // self.block_size):
@@ -189,6 +189,11 @@ class BlockPool:
             request.block_table.append(block.id)
             self.journal.block(block.id, "allocate", request.id, len(request.block_table) - 1, 1)
         return True
+
+    def num_wanted(self, request: Request) -> int:
+        """Blocks the request needs to hold all its tokens and write the next one, beyond those it can write to."""
+        missing = self.blocks_for(len(request.tokens)) - len(request.block_table)
+        return max(missing, 0) + self.needs_copy(request)  # a rejected draft leaves more blocks than are needed now
 
     def needs_copy(self, request: Request) -> bool:
         """Whether the next position falls into a block that another request holds too."""

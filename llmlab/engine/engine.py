@@ -7,10 +7,11 @@ import secrets
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import count
 from time import perf_counter_ns
+from typing import TYPE_CHECKING
 
 from llmlab.engine.admission import check_prompt, resolve_max_tokens
 from llmlab.engine.blocks import BlockPool
@@ -24,11 +25,18 @@ from llmlab.engine.run import POLL_S, Delta, Ending, Run
 from llmlab.engine.runner import Runner
 from llmlab.engine.scheduler import Scheduler, SchedulerConfig
 from llmlab.engine.sequence import Sequence
+from llmlab.engine.speculative.build import make_speculator
+from llmlab.engine.speculative.config import Speculation
 from llmlab.engine.step import StepExecutor
 from llmlab.errors import EngineStopped, InvalidParameter, LabError
 from llmlab.trace.events import RequestFinished, RequestSubmitted
 from llmlab.trace.recorder import Recorder
 from llmlab.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from llmlab.probes.capture import Capture
+    from llmlab.probes.intervene import Intervention
+    from llmlab.probes.store import CaptureStore, Shelf
 
 STEP_END_S = 0.25
 """Longest time the trace waits for a step under way to be recorded."""
@@ -50,6 +58,7 @@ class Engine:
         config: SchedulerConfig | None = None,
         prefix_cache: bool = True,
         recorder: Recorder | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.runner, self.tokenizer = runner, tokenizer
         self.eos_token_ids = eos_token_ids
@@ -63,10 +72,12 @@ class Engine:
             journal=self.journal,
         )
         self.scheduler = Scheduler(self.pool, config or SchedulerConfig(), self.journal)
+        self.speculator = None if speculation is None else make_speculator(speculation, self)
         self.recorder.emit(engine_info(self))
         self._sequences: dict[str, Sequence] = {}
         self._open_ids: set[str] = set()
         self._closed = False
+        self._shelf: Shelf | None = None  # arrays that probes recorded, made with the first of them
         self._inbox: deque[Callable[[], None]] = deque()
         self._ids, self._arrivals = count(), count()
         self._step_lock, self._wake = threading.RLock(), threading.Event()
@@ -92,8 +103,13 @@ class Engine:
         prompt: str | None = None,
         request_id: str | None = None,
         constraint: Callable[[], Constraint] | None = None,
+        capture: Capture | None = None,
+        intervene: Intervention | Iterable[Intervention] = (),
     ) -> Run:
         """Queue a prompt. Lower ``priority`` goes first, then first come, first served.
+
+        ``capture`` says what to record inside the model (:class:`~llmlab.probes.capture.Capture`), ``intervene`` what
+        to change in it (:mod:`llmlab.probes.intervene`), for this request only.
 
         A ``request_id`` of your own should be used once, or the trace cannot tell the requests apart. ``constraint``
         is called here, once for every sample, to make what will steer that sample's tokens.
@@ -111,6 +127,8 @@ class Engine:
             raise InvalidParameter(f"priority={priority!r} must be an integer of 64 bits; lower goes first")
         first = request_id or self.new_id()
         requests = self._make_requests(first, ids, params, max_tokens, priority)
+        if capture is not None or intervene:
+            self._attach_probes(requests, capture, intervene)
         self.scheduler.check_fits(requests[0])
         names = [request.id for request in requests]
         constraints = [None if constraint is None else constraint() for _ in requests]
@@ -119,6 +137,9 @@ class Engine:
                 raise InvalidParameter(f"request id {min(taken)!r} is in use: leave it out to get a fresh one")
             self._open_ids.update(names)
         run = Run(self, names, ids, params)
+        if requests[0].probe is not None:
+            run.store = requests[0].probe.store
+            self._keep_captures(run.store)
         for request in requests:
             self._announce(request, prompt)
         self._post(lambda: self._enqueue(requests, run, constraints))
@@ -146,6 +167,23 @@ class Engine:
         ]
         requests[0].children = requests[1:]
         return requests
+
+    def _attach_probes(
+        self,
+        requests: list[Request],
+        capture: Capture | None,
+        intervene: Intervention | Iterable[Intervention],
+    ) -> None:
+        from llmlab.probes.attach import attach
+
+        attach(self, requests, capture, intervene)
+
+    def _keep_captures(self, store: CaptureStore) -> None:
+        from llmlab.probes.store import Shelf
+
+        with self._thread_lock:
+            self._shelf = self._shelf or Shelf()
+            self._shelf.put(store)
 
     def _announce(self, request: Request, prompt: str | None) -> None:
         if self.recorder.enabled:
@@ -195,6 +233,8 @@ class Engine:
         """Free a request's blocks, flush its text and tell its handle."""
         request = sequence.request
         self.scheduler.finish(request, reason)
+        if self.speculator is not None:
+            self.speculator.forget(request)
         request.children = []
         del self._sequences[request.id]
         self._open_ids.discard(request.id)
@@ -315,7 +355,7 @@ class Engine:
         """Everything recorded so far. A run ends inside a step, so a step that is ending is waited for."""
         if self._step_lock.acquire(timeout=STEP_END_S):
             self._step_lock.release()
-        return Trace(self.recorder.snapshot())
+        return Trace(self.recorder.snapshot(), arrays=self._shelf and self._shelf.arrays())
 
 
 def _stop_if_alive(reference: weakref.ref[Engine]) -> None:

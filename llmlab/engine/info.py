@@ -46,4 +46,5 @@ def engine_info(engine: Engine) -> EngineInfo:
         policy=config.policy,
         prefix_cache="hash" if engine.pool.prefix_cache else "off",
         versions=versions(),
+        speculative="off" if engine.speculator is None else str(engine.speculator),
     )

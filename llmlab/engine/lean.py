@@ -87,12 +87,14 @@ class LeanNorm:
 class LeanModel:
     """Embedding, lean layers, final norm and head of a causal language model, called without its wrappers.
 
-    ``None`` instead of logits means: somebody put a hook on a layer, so call the model itself.
+    ``None`` instead of logits means: somebody put a hook on a layer, so call the model itself. With ``keeps_features``
+    the last call's hidden states after the final norm, ``(tokens, width)``, are in ``features``.
     """
 
     def __init__(self, model: nn.Module, layers: list[nn.Module]) -> None:
         base = model.get_decoder()
         self.layers = layers
+        self.keeps_features, self.features = False, None
         self.embed, self.rotary = base.embed_tokens.forward, base.rotary_emb
         self.norm, self.head = LeanNorm(base.norm), model.get_output_embeddings().forward
 
@@ -100,10 +102,17 @@ class LeanModel:
         """Logits ``(len(keep), vocabulary)`` of packed ids and positions, both ``(1, tokens)``."""
         if any(layer._forward_hooks or layer._forward_pre_hooks for layer in self.layers):
             return None
-        hidden = self.embed(input_ids[0])
+        hidden, probe = self.embed(input_ids[0]), view.probe
+        if probe is not None:
+            hidden = probe.before_layers(hidden)
         position_embeddings = self.rotary(hidden[None], positions)
-        for layer in self.layers:
+        for i, layer in enumerate(self.layers):
+            before = hidden
             hidden = layer.forward.run(hidden, view, position_embeddings)
+            if probe is not None:
+                hidden = probe.after_layer(i, before, hidden)
+        if self.keeps_features:
+            self.features = self.norm(hidden)
         return self.head(self.norm(hidden[keep]))
 
 

@@ -63,7 +63,7 @@ class MockModel:
         positions = np.arange(row.start, row.end)
         table = np.asarray(row.request.block_table)
         block_size = self.capacity.block_size
-        self.slots[table[positions // block_size], positions % block_size] = row.request.tokens[row.start : row.end]
+        self.slots[table[positions // block_size], positions % block_size] = row.token_ids
 
     def _answers(self, row: ScheduledRow) -> list[int]:
         context = self.slots[row.request.block_table].reshape(-1)[: row.end].tolist()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,12 +18,17 @@ from llmlab.engine.runner import Capacity
 from llmlab.engine.step_view import PrefillRow, StepView
 from llmlab.models.load import LoadedModel
 
+if TYPE_CHECKING:
+    from llmlab.probes.anatomy import Anatomy
+    from llmlab.probes.step_probe import StepProbe
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The tensors of one forward pass.
 
     ``keep`` lists packed positions whose logits are wanted, in plan order; ``fresh`` the blocks entered in this step.
+    ``rows`` are in the order in which they are packed.
     """
 
     input_ids: torch.Tensor
@@ -29,6 +37,7 @@ class Batch:
     view: StepView
     copies: list[tuple[int, int]]
     fresh: torch.Tensor
+    rows: list[ScheduledRow]
 
 
 class ModelRunner:
@@ -42,6 +51,8 @@ class ModelRunner:
         self._model = loaded.model
         self._input_device = loaded.model.get_input_embeddings().weight.device
         self._argument = seam.cache_argument(loaded.model)
+        self._features: list[tuple[ScheduledRow, torch.Tensor]] | None = None
+        self._hidden: torch.Tensor | None = None
         self._packs = not seam.depends_on_neighbours(loaded.model)
         self.capacity = Capacity(
             pool.num_blocks,
@@ -53,6 +64,52 @@ class ModelRunner:
             loaded.model.config.get_text_config().vocab_size,
             min(loaded.max_model_len, seam.longest_context(loaded.model) or loaded.max_model_len),
         )
+
+    @cached_property
+    def anatomy(self) -> Anatomy:
+        """Where the model's parts are, for probes."""
+        from llmlab.probes.anatomy import Anatomy
+
+        return Anatomy(self._model)
+
+    def _probed(self, view: StepView, plan: StepPlan, firsts: dict[int, int]) -> StepView:
+        from llmlab.probes.view import probed_view
+
+        return probed_view(view, self.anatomy, plan, firsts)
+
+    @property
+    def lean(self) -> LeanModel | None:
+        """What runs the model without its own wrappers, where that is known how."""
+        return self._lean
+
+    @property
+    def loaded_model(self) -> torch.nn.Module:
+        """The model itself."""
+        return self._model
+
+    def keep_features(self) -> None:
+        """From now on keep each step's hidden states after the final norm for :meth:`take_features`."""
+        self._features = []
+        if self._lean is not None:
+            self._lean.keeps_features = True
+        self._model.get_decoder().register_forward_hook(self._keep_hidden)
+
+    def _keep_hidden(self, module: torch.nn.Module, args: tuple, output: Any) -> None:
+        self._hidden = output[0][0]
+
+    def _collect(self, batch: Batch) -> None:
+        hidden, self._hidden = self._hidden, None
+        if hidden is None:
+            hidden, self._lean.features = self._lean.features, None
+        first = 0
+        for row in batch.rows:
+            self._features.append((row, hidden[first : first + row.num_tokens]))
+            first += row.num_tokens
+
+    def take_features(self) -> list[tuple[ScheduledRow, torch.Tensor]]:
+        """The last step's rows with their hidden states ``(num_tokens, width)``, each once."""
+        features, self._features = self._features, []
+        return features
 
     def build(self, plan: StepPlan) -> list[Batch]:
         """The forward passes of a step: one for all rows, or one a row where packing would mix them up."""
@@ -73,20 +130,25 @@ class ModelRunner:
         for row, first in zip(order, starts, strict=False):
             self._pack(row, ids[:, first : first + row.num_tokens])
         packed = torch.from_numpy(ids).to(self._input_device)
+        firsts = dict(zip(map(id, order), starts.tolist(), strict=False))
+        view = self._view(packed[2], order[:num_decodes], order[num_decodes:], starts[num_decodes:].tolist())
+        if any(row.request.probe is not None for row in order):
+            view = self._probed(view, plan, firsts)
         return Batch(
             packed[None, 0],
             packed[None, 1],
-            self._kept(plan, dict(zip(map(id, order), starts.tolist(), strict=False))),
-            self._view(packed[2], order[:num_decodes], order[num_decodes:], starts[num_decodes:].tolist()),
+            self._kept(plan, firsts),
+            view,
             plan.copies,
             packed[2][packed[1] % self.pool.block_size == 0] // self.pool.block_size,
+            order,
         )
 
     def _pack(self, row: ScheduledRow, out: np.ndarray) -> None:
         """Token ids, positions and slots of one row."""
         positions = np.arange(row.start, row.end)
         blocks, offsets = np.divmod(positions, self.pool.block_size)
-        out[0] = row.request.tokens[row.start : row.end]
+        out[0] = row.token_ids
         out[1] = positions
         out[2] = np.asarray(row.request.block_table)[blocks] * self.pool.block_size + offsets
 
@@ -126,11 +188,23 @@ class ModelRunner:
             self.pool.copy_blocks(batch.copies)
             self.pool.clear(batch.fresh)
             logits.append(self._forward(batch))
+            if self._features is not None:
+                self._collect(batch)
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         keep = batch.keep if len(batch.keep) else batch.keep.new_zeros(1)  # not every kernel takes no rows
         logits = self._lean and self._lean(batch.input_ids, batch.positions, batch.view, keep)
+        probe = batch.view.probe
         if logits is None:
-            logits = seam.call(self._model, self._argument, batch.input_ids, batch.positions, batch.view, keep)
+            with nullcontext() if probe is None else _watching(probe):
+                logits = seam.call(self._model, self._argument, batch.input_ids, batch.positions, batch.view, keep)
+        if probe is not None:
+            probe.finish(logits)
         return logits[: len(batch.keep)]
+
+
+def _watching(probe: StepProbe) -> AbstractContextManager[None]:
+    from llmlab.probes.hooks import watching
+
+    return watching(probe)

@@ -14,7 +14,9 @@ class Reason(StrEnum):
     PREFILL = "prefill"
     PREFILL_CHUNK = "prefill chunk: the step's token budget ends here"
     DECODE = "decode"
+    VERIFY = "decode and verify a draft"
     RECOMPUTE = "recompute after preemption"
+    BEFORE_DRAFT = "recompute all but the last token, which is to be computed with a draft"
     FITS = "a slot and enough blocks are free"
     RESUMED = "resumed after preemption"
     FORKED = "another sample of a computed prompt"
@@ -36,6 +38,8 @@ class ScheduledRow:
     ``samples``: the row reaches the end of the request's tokens, so its last position gives a new one (unless the
     request asked for none).
     ``num_logits``: how many of the row's last positions need logits: one to sample, all for prompt logprobs.
+    ``num_draft``: how many of the row's last positions hold the first of ``request.draft``; they need logits too.
+    ``num_rejected``: how many of those turned out not to be part of the output, known after the step.
     """
 
     request: Request
@@ -45,6 +49,14 @@ class ScheduledRow:
     is_prefill: bool
     samples: bool
     num_logits: int
+    num_draft: int = 0
+    num_rejected: int = 0
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens at the row's positions, drafts included."""
+        tokens = self.request.tokens[self.start : self.end]
+        return [*tokens, *self.request.draft[: self.num_draft]] if self.num_draft else tokens
 
     @property
     def end(self) -> int:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from llmlab.engine.params import SamplingParams
+
+if TYPE_CHECKING:
+    from llmlab.probes.plan import RequestProbe
 
 
 class Status(StrEnum):
@@ -40,7 +44,8 @@ class Request:
     in ``block_table``; ``num_computed < len(tokens)`` until the request is finished; ``chain[i]`` is the
     ``(content, hash)`` of block ``i`` (see :mod:`llmlab.engine.blocks`) for the leading full blocks.
     ``children`` are the other samples of an ``n > 1`` group; they join once the prompt is computed. ``lost`` counts
-    positions a preemption dropped that are not computed again yet.
+    positions a preemption dropped that are not computed again yet. ``draft`` holds proposed tokens that are still to
+    be verified: they stand for positions ``len(tokens) ..``, survive a preemption, and are never part of ``chain``.
     """
 
     id: str
@@ -63,6 +68,10 @@ class Request:
     num_recomputed: int = 0
     lost: int = 0
     waiting_for: str = ""
+    draft: tuple[int, ...] = ()
+    num_accepted: int = 0
+    num_rejected: int = 0
+    probe: RequestProbe | None = None
     prompt_logprobs: list[tuple[float, tuple[tuple[int, float], ...]]] = field(default_factory=list)
     stop_reason: StopReason | None = None
     stop_sequence: str | int | None = None
@@ -113,12 +122,27 @@ class Request:
         """
         return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt - 1
 
+    @property
+    def is_private(self) -> bool:
+        """Whether an intervention makes its K/V unfit for the prefix cache, in both directions."""
+        return self.probe is not None and self.probe.is_private
+
+    @property
+    def bypasses_cache(self) -> bool:
+        """Whether the prefix cache is not read for it, because of an intervention or to see every position computed."""
+        return self.probe is not None and self.probe.bypasses_cache
+
     def usage(self) -> dict[str, int]:
-        """Token counts: ``prompt``, ``cached`` (of the prompt, at first admission), ``output``, ``recomputed``."""
-        return {
+        """Token counts: ``prompt``, ``cached`` (of the prompt, at first admission), ``output``, ``recomputed``; where
+        drafts were verified, their tokens that were ``accepted`` (they are output too) and ``rejected``."""
+        counts = {
             "prompt_tokens": self.num_prompt,
             "cached_tokens": self.num_cached,
             "output_tokens": self.num_output,
             "recomputed_tokens": self.num_recomputed,
             "preemptions": self.num_preemptions,
         }
+        if self.num_accepted or self.num_rejected:
+            counts["accepted_draft_tokens"] = self.num_accepted
+            counts["rejected_draft_tokens"] = self.num_rejected
+        return counts

@@ -15,8 +15,13 @@ from llmlab.errors import EngineStopped, LabError
 
 if TYPE_CHECKING:
     from llmlab.engine.engine import Engine
+    from llmlab.probes.store import CaptureStore
+    from llmlab.trace.captures import Captures
     from llmlab.trace.trace import Trace
 
+
+SUMMED = ("output_tokens", "recomputed_tokens", "preemptions", "accepted_draft_tokens", "rejected_draft_tokens")
+"""Counts that every sample of a run has of its own."""
 
 POLL_S = 0.5
 """Longest time a consumer sleeps before it looks whether the engine is still alive."""
@@ -97,6 +102,7 @@ class Run:
         self.num_cached: int | None = None
         self.times = Times()
         self.error: LabError | None = None
+        self.store: CaptureStore | None = None
         self._engine = engine
         self._deltas: list[Delta] = []
         self._changed = threading.Condition()
@@ -131,8 +137,14 @@ class Run:
         if not ended:
             return {}
         return ended[0] | {
-            key: sum(usage[key] for usage in ended) for key in ("output_tokens", "recomputed_tokens", "preemptions")
+            key: sum(usage.get(key, 0) for usage in ended) for key in SUMMED if any(key in usage for usage in ended)
         }
+
+    @property
+    def captured(self) -> Captures | None:
+        """What was recorded inside the model so far, ``None`` when nothing was asked for. Of several samples: the
+        first."""
+        return None if self.store is None else self.store.view()
 
     @property
     def trace(self) -> Trace:

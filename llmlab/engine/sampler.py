@@ -80,7 +80,7 @@ def sample(logits: Tensor, rows: Sequence[SampleInput]) -> list[Sampled]:
     best, tokens = logits.amax(dim=-1).tolist(), best_ids.tolist()
     chosen = logprobs.gather(-1, best_ids.unsqueeze(-1)).squeeze(-1).tolist()
     result = [Sampled(token, logprob, (), None) for token, logprob in zip(tokens, chosen, strict=True)]
-    special = [i for i, row in enumerate(rows) if not math.isfinite(best[i]) or not _is_plain(row)]
+    special = [i for i, row in enumerate(rows) if not math.isfinite(best[i]) or not is_plain(row)]
     for i, row_logits, row_logprobs in zip(special, *_on_cpu(special, logits, logprobs), strict=True):
         result[i] = _sample_row(row_logits, row_logprobs, rows[i])
     return result
@@ -99,7 +99,7 @@ def prompt_logprobs(logits: Tensor, next_ids: Tensor | Sequence[int], k: int) ->
     for part, ids in zip(logits.detach().split(size), targets.split(size), strict=True):
         logprobs = part.float().log_softmax(dim=-1)
         chosen = logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1).tolist()
-        tops = [_top(row, k) for row in logprobs.cpu()] if k else [()] * len(chosen)
+        tops = [top_of(row, k) for row in logprobs.cpu()] if k else [()] * len(chosen)
         result.extend(zip(chosen, tops, strict=True))
     return result
 
@@ -111,7 +111,7 @@ def _on_cpu(indices: list[int], *batches: Tensor) -> list[Sequence[Tensor]]:
     return [batch[indices].cpu() if indices else () for batch in batches]
 
 
-def _is_plain(row: SampleInput) -> bool:
+def is_plain(row: SampleInput) -> bool:
     """Whether the largest raw logit is all there is to find."""
     params = row.params
     if row.constraint is not None or row.num_output < params.min_tokens:
@@ -121,14 +121,9 @@ def _is_plain(row: SampleInput) -> bool:
 
 def _sample_row(logits: Tensor, logprobs: Tensor, row: SampleInput) -> Sampled:
     """Choose by all of a row's rules; ``logits`` and ``logprobs`` are ``(V,)`` on the CPU."""
-    if not math.isfinite(float(logits.max())):
-        return Sampled(-1, math.nan, (), _unusable(logits))
-    forbidden = row.forbidden_ids
-    adjusted = logits
-    if row.params.needs_adjustment or forbidden:
-        adjusted = adjust_logits(logits, row.params, row.prompt_ids, row.output_ids, forbidden)
-    if float(adjusted.max()) == -math.inf:
-        return Sampled(-1, math.nan, (), _all_forbidden(row))
+    adjusted, problem = adjusted_row(logits, row)
+    if problem is not None:
+        return Sampled(-1, math.nan, (), problem)
     if row.constraint is not None:
         adjusted, problem = _constrain(adjusted, row)
         if problem is not None:
@@ -138,7 +133,18 @@ def _sample_row(logits: Tensor, logprobs: Tensor, row: SampleInput) -> Sampled:
     else:
         u = uniform(row.seed, row.sample, row.position)
         token_id = draw(probabilities(adjusted, row.params), u)
-    return Sampled(token_id, float(logprobs[token_id]), _top(logprobs, row.params.logprobs), None)
+    return Sampled(token_id, float(logprobs[token_id]), top_of(logprobs, row.params.logprobs), None)
+
+
+def adjusted_row(logits: Tensor, row: SampleInput) -> tuple[Tensor, str | None]:
+    """A row ``(V,)`` after penalties, biases and bans, or the row as it is and why no token can be chosen from it."""
+    if not math.isfinite(float(logits.max())):
+        return logits, _unusable(logits)
+    forbidden = row.forbidden_ids
+    if not row.params.needs_adjustment and not forbidden:
+        return logits, None
+    adjusted = adjust_logits(logits, row.params, row.prompt_ids, row.output_ids, forbidden)
+    return adjusted, _all_forbidden(row) if float(adjusted.max()) == -math.inf else None
 
 
 def _constrain(logits: Tensor, row: SampleInput) -> tuple[Tensor, str | None]:
@@ -156,7 +162,8 @@ def _constrain(logits: Tensor, row: SampleInput) -> tuple[Tensor, str | None]:
     return masked, None
 
 
-def _top(logprobs: Tensor, k: int | None) -> Top:
+def top_of(logprobs: Tensor, k: int | None) -> Top:
+    """The ``k`` likeliest tokens of a row ``(V,)`` of log-probabilities; nothing for 0 and ``None``."""
     if not k:
         return ()
     ids = largest(logprobs, k)

@@ -1,7 +1,8 @@
 """Who runs in the next step, with how many tokens, and why everybody else waits.
 
 There is no prefill or decode mode. Every step each request is given tokens until ``num_computed`` catches up with
-``len(tokens)``: that one rule covers chunked prefill, prefix hits and resumption after preemption. Running requests
+``len(tokens) + len(draft)``: that one rule covers chunked prefill, prefix hits, resumption after preemption and the
+verification of drafts, which get what budget and blocks nobody else needs. Running requests
 come first, oldest first; then waiting ones are admitted in order. The scheduler knows integers only.
 """
 
@@ -41,12 +42,17 @@ class SchedulerConfig:
 
 
 class Scheduler:
-    """Owns the waiting and running queues; both are sorted by ``Request.order``."""
+    """Owns the waiting and running queues; both are sorted by ``Request.order``.
+
+    ``drafts_first``: a request that goes on after a preemption gets a draft before its next token is chosen, as it
+    would have undisturbed: its last token waits for the step after the one that recomputes the rest.
+    """
 
     def __init__(self, pool: BlockPool, config: SchedulerConfig, journal: Journal | None = None) -> None:
         self.pool = pool
         self.config = config
         self.journal = journal or pool.journal
+        self.drafts_first = False
         self.waiting: list[Request] = []
         self.running: list[Request] = []
 
@@ -99,7 +105,7 @@ class Scheduler:
                 self._wait(request, Reason.NO_BUDGET)
                 i += 1
                 continue
-            num_tokens = min(request.num_remaining, budget)
+            num_tokens = self._share(request, budget)
             while not self._claim(plan, request, num_tokens):
                 preempted = True
                 victim = self.running.pop()
@@ -107,10 +113,36 @@ class Scheduler:
                 if victim is request:
                     break
             else:
-                self._run(plan, request, num_tokens)
-                budget -= num_tokens
+                num_draft = self._draft_room(request, num_tokens, budget, i) if request.draft else 0
+                self._run(plan, request, num_tokens + num_draft, num_draft=num_draft)
+                budget -= num_tokens + num_draft
                 i += 1
         return budget, preempted
+
+    def _share(self, request: Request, budget: int) -> int:
+        """Tokens for a request, its draft not counted."""
+        num_tokens = min(request.num_remaining, budget)
+        return num_tokens - (1 < num_tokens == request.num_remaining and self._waits_for_draft(request))
+
+    def _waits_for_draft(self, request: Request) -> bool:
+        return self.drafts_first and request.num_output > 0 and not request.draft
+
+    def _draft_room(self, request: Request, num_tokens: int, budget: int, index: int) -> int:
+        """Give blocks to as many draft tokens as fit into budget and blocks that no later running request needs.
+
+        What does not fit is verified in later steps, so the tokens do not depend on the room there was.
+        """
+        if num_tokens < request.num_remaining:
+            return 0
+        later = self.running[index + 1 :]
+        spare_tokens = budget - num_tokens - sum(other.num_remaining for other in later)
+        spare_blocks = max(0, self.pool.num_available - sum(map(self.pool.num_wanted, later)))
+        end = request.num_computed + num_tokens
+        own = (len(request.block_table) + spare_blocks) * self.pool.block_size - end
+        room = max(0, min(len(request.draft), spare_tokens, own))
+        claimed = self.pool.extend(request, end + room)
+        assert claimed, "more blocks were promised to a draft than there are"
+        return room
 
     def _claim(self, plan: StepPlan, request: Request, num_tokens: int) -> bool:
         """Give the request private blocks for its next ``num_tokens`` positions."""
@@ -131,7 +163,7 @@ class Scheduler:
                 self._wait(request, reason)
                 return
             self._start(request, hits)
-            num_tokens = min(request.num_remaining, budget)
+            num_tokens = self._share(request, budget)
             claimed = self.pool.extend(request, request.num_computed + num_tokens)
             assert claimed, "the admission check counted too few blocks"
             self._run(plan, request, num_tokens, num_cached=request.num_computed)
@@ -167,19 +199,22 @@ class Scheduler:
         insort(self.running, request, key=attrgetter("order"))
         self.journal.decision(request.id, "admitted", Reason.RESUMED if resumed else Reason.FITS)
 
-    def _run(self, plan: StepPlan, request: Request, num_tokens: int, num_cached: int = 0) -> None:
+    def _run(self, plan: StepPlan, request: Request, num_tokens: int, num_cached: int = 0, num_draft: int = 0) -> None:
         start = request.num_computed
         is_prefill = start < request.num_prompt or request.lost > 0
-        reason = self._running_reason(request, num_tokens, is_prefill)
-        samples = start + num_tokens == len(request.tokens) and not request.is_prewarm
-        num_logits = num_tokens if request.wants_prompt_logprobs else int(samples)
-        plan.rows.append(ScheduledRow(request, start, num_tokens, num_cached, is_prefill, samples, num_logits))
+        reason = Reason.VERIFY if num_draft else self._running_reason(request, num_tokens, is_prefill)
+        samples = start + num_tokens - num_draft == len(request.tokens) and not request.is_prewarm
+        num_logits = num_tokens if request.wants_prompt_logprobs else int(samples) + num_draft
+        plan.rows.append(
+            ScheduledRow(request, start, num_tokens, num_cached, is_prefill, samples, num_logits, num_draft)
+        )
         request.waiting_for = ""
         self.journal.decision(request.id, "ran", reason, num_tokens)
 
     def _running_reason(self, request: Request, num_tokens: int, is_prefill: bool) -> Reason:
         if num_tokens < request.num_remaining:
-            return Reason.PREFILL_CHUNK
+            waits = num_tokens + 1 == request.num_remaining and self._waits_for_draft(request)
+            return Reason.BEFORE_DRAFT if waits else Reason.PREFILL_CHUNK
         if request.lost > 0:
             return Reason.RECOMPUTE
         return Reason.PREFILL if is_prefill else Reason.DECODE
@@ -204,12 +239,22 @@ class Scheduler:
     # -- after the forward pass -----------------------------------------------------------------------------
 
     def advance(self, row: ScheduledRow) -> None:
-        """The row's positions are computed: count them and make its full blocks findable."""
+        """The row's positions are computed: count them and make its full blocks findable. Drafts do not count yet."""
         request = row.request
-        request.num_computed = row.end
+        request.num_computed = row.end - row.num_draft
         again = min(request.lost, row.num_tokens)
         request.lost -= again
         request.num_recomputed += again
+        self.pool.register(request)
+
+    def settle(self, row: ScheduledRow) -> None:
+        """The row's draft is verified and the request's tokens say what was kept: count those positions.
+
+        The K/V of rejected ones stays where it is until the next row writes over it; it is never findable.
+        """
+        request = row.request
+        request.num_computed = min(row.end, len(request.tokens) - 1)
+        row.num_rejected = row.end - request.num_computed
         self.pool.register(request)
 
     def fork(self, parent: Request) -> list[Request]:

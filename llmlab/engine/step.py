@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from llmlab.engine.plan import ScheduledRow, StepPlan
-from llmlab.engine.request import StopReason
+from llmlab.engine.request import Request, StopReason
 from llmlab.engine.sampler import Sampled, prompt_logprobs, sample
 from llmlab.engine.sequence import Sequence
 from llmlab.errors import ConstraintError, LabError
@@ -16,6 +16,7 @@ from llmlab.trace.events import PromptLogprobs, Step, StepRow, TextEmitted, Toke
 
 if TYPE_CHECKING:
     from llmlab.engine.engine import Engine
+    from llmlab.engine.speculative.speculator import Round
 
 
 class StepExecutor:
@@ -25,9 +26,12 @@ class StepExecutor:
         self.engine = engine
         self.recorder = engine.recorder
         self.journal = engine.journal
+        self.speculator = engine.speculator
 
     def run(self, start_ns: int) -> None:
         """Run one step that began (draining the inbox) at ``start_ns``."""
+        if self.speculator is not None:
+            self._draft()
         plan = self.engine.scheduler.schedule(self.journal.step)
         assert plan.rows, "work is queued but nothing could be scheduled"
         self._tell_scheduled(plan)
@@ -46,6 +50,9 @@ class StepExecutor:
         batch = runner.build(plan)
         marks.append(perf_counter_ns())
         logits = runner.forward(batch)
+        self._record_captures(plan)
+        if self.speculator is not None and self.speculator.proposer.needs_features:
+            self.speculator.observe(runner.take_features())
         marks.append(perf_counter_ns())
         chosen = self._sample(plan, logits)
         marks.append(perf_counter_ns())
@@ -57,11 +64,24 @@ class StepExecutor:
         if self.recorder.enabled:
             self._record_step(plan, marks, counts)
 
+    def _draft(self) -> None:
+        """Let the running requests that decode have drafts before the step is planned: they count in its budget."""
+        engine = self.engine
+        running = engine.scheduler.running
+        self.speculator.draft([engine.sequence(request) for request in running], len(running))
+
     def _tell_scheduled(self, plan: StepPlan) -> None:
         """Before anything of a run is visible: that it was scheduled, and what the prefix cache held of its prompt."""
         for row in plan.rows:
             if row.is_prefill:
                 self.engine.sequence(row.request).run.note_scheduled(row.request.num_cached)
+
+    def _record_captures(self, plan: StepPlan) -> None:
+        """What probes saw in this step; before a request's end can be recorded."""
+        for row in plan.rows:
+            if row.request.probe is not None:
+                for event in row.request.probe.store.take_news():
+                    self.recorder.emit(event)
 
     def _end_prewarmed(self, plan: StepPlan) -> None:
         """With ``max_tokens=0`` a request is done as soon as its prompt is computed."""
@@ -82,24 +102,37 @@ class StepExecutor:
 
     # -- sample ---------------------------------------------------------------------------------------------
 
-    def _sample(self, plan: StepPlan, logits: torch.Tensor) -> list[tuple[Sequence, Sampled]]:
-        """Choose a token for every row that reached its end, and for the samples forking from it."""
-        sequences, picks, offset = [], [], 0
+    def _sample(self, plan: StepPlan, logits: torch.Tensor) -> list[tuple[Sequence, Sampled | Round]]:
+        """Choose a token for every row that reached its end, and for the samples forking from it; judge drafts."""
+        sequences, picks, rounds, offset = [], [], [], 0
         for row in plan.rows:
             self.engine.scheduler.advance(row)
             if row.request.wants_prompt_logprobs:
                 self._score_prompt(row, logits[offset : offset + row.num_logits])
             offset += row.num_logits
-            if row.samples:
-                group = [row.request, *self.engine.scheduler.fork(row.request)]
+            if row.samples and row.request.draft:
+                rounds.append(self._judge(row, logits[offset - 1 - row.num_draft : offset]))
+            elif row.samples:
+                group = [row.request, *self._fork(row.request)]
                 sequences += [self.engine.sequence(request) for request in group]
                 picks += [offset - 1] * len(group)
         if not sequences:
-            return []
+            return rounds
         if picks != list(range(len(logits))):
             logits = logits[torch.tensor(picks, device=logits.device)]
         sampled = sample(logits, [sequence.sample_input() for sequence in sequences])
-        return list(zip(sequences, sampled, strict=True))
+        return [*zip(sequences, sampled, strict=True), *rounds]
+
+    def _fork(self, parent: Request) -> list[Request]:
+        children = self.engine.scheduler.fork(parent)
+        if self.speculator is not None:
+            for child in children:
+                self.speculator.fork(parent, child)
+        return children
+
+    def _judge(self, row: ScheduledRow, logits: torch.Tensor) -> tuple[Sequence, Round]:
+        sequence = self.engine.sequence(row.request)
+        return sequence, self.speculator.verify(row, sequence, logits)
 
     def _score_prompt(self, row: ScheduledRow, logits: torch.Tensor) -> None:
         """Log-probabilities of the prompt tokens that follow the row's positions, each kept once."""
@@ -119,7 +152,19 @@ class StepExecutor:
 
     # -- detokenize and emit --------------------------------------------------------------------------------
 
-    def _detokenize(self, sequence: Sequence, sampled: Sampled) -> StopReason | None:
+    def _detokenize(self, sequence: Sequence, chosen: Sampled | Round) -> StopReason | None:
+        if type(chosen) is Sampled:
+            return self._take(sequence, chosen, "target")
+        stop = None
+        for sampled, source in zip(chosen.verdict.sampled, chosen.verdict.sources, strict=True):
+            stop = self._take(sequence, sampled, source)
+            if stop is not None:  # what was accepted beyond the end is no output
+                break
+        self.engine.scheduler.settle(chosen.row)
+        self.speculator.settle(chosen, stop)
+        return stop
+
+    def _take(self, sequence: Sequence, sampled: Sampled, source: str) -> StopReason | None:
         if sampled.error is not None:
             return self._fail_one(sequence, sampled.error_type, sampled.error)
         if self.recorder.enabled:
@@ -131,7 +176,7 @@ class StepExecutor:
                     len(sequence.request.tokens),
                     sampled.token_id,
                     sampled.logprob,
-                    "target",
+                    source,
                     sampled.top,
                 )
             )
@@ -160,7 +205,16 @@ class StepExecutor:
 
     def _record_step(self, plan: StepPlan, marks: list[int], counts: tuple[int, int, int, int, int]) -> None:
         rows = tuple(
-            StepRow(row.request.id, row.start, row.num_tokens, row.num_cached, row.is_prefill, row.samples)
+            StepRow(
+                row.request.id,
+                row.start,
+                row.num_tokens,
+                row.num_cached,
+                row.is_prefill,
+                row.samples,
+                row.num_draft,
+                row.num_rejected,
+            )
             for row in plan.rows
         )
         self.recorder.emit(Step(*marks, perf_counter_ns(), plan.step, rows, *counts))

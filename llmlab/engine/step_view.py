@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,6 +12,9 @@ from llmlab.engine.attention import Variant, attend_prefill
 from llmlab.engine.decode_rows import DecodeRows
 from llmlab.engine.kv_pool import KVPool
 from llmlab.engine.varlen import VarlenTables, attend_varlen
+
+if TYPE_CHECKING:
+    from llmlab.probes.step_probe import StepProbe
 
 KWARG = "llmlab_view"
 
@@ -34,7 +38,8 @@ class StepView:
 
     ``slots`` ``(tokens,)`` says where each token's K/V goes; ``decode_blocks`` ``(decodes, width)`` are block tables
     padded with any block, ``decode_lengths`` ``(decodes,)`` positions after this step. The model calls
-    :meth:`update` in every layer, then the registered attention function calls :meth:`attend`.
+    :meth:`update` in every layer, then the registered attention function calls :meth:`attend`. ``probe`` looks into the
+    pass for rows that asked for it, and is ``None`` when none did.
     """
 
     pool: KVPool
@@ -44,6 +49,7 @@ class StepView:
     prefills: list[PrefillRow]
     use_varlen: bool = False
     attention_calls: int = 0
+    probe: StepProbe | None = None
     _placed: dict[torch.device, tuple] = field(default_factory=dict)
     _decodes: dict[tuple, DecodeRows] = field(default_factory=dict)
     _varlen_tables: dict[torch.device, VarlenTables] = field(default_factory=dict)

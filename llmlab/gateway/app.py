@@ -33,6 +33,8 @@ from llmlab.trace.recorder import Recorder
 
 Scope = MutableMapping[str, Any]
 EXCHANGE = "llmlab.exchange"
+ALIASES = ("/messages", "/chat/completions")
+"""Paths for clients whose base URL lacks ``/v1``."""
 
 
 class Gateway:
@@ -71,6 +73,7 @@ class Gateway:
         messages, chat = Generate(self, self.anthropic), Generate(self, self.openai)
         routes = [
             _route("/v1/messages", messages, "POST"),
+            _route("/messages", messages, "POST"),
             _route("/v1/messages/count_tokens", lookups.count_tokens, "POST"),
             _route("/v1/chat/completions", chat, "POST"),
             _route("/chat/completions", chat, "POST"),
@@ -114,7 +117,16 @@ async def _refuse(request: Any, error: HTTPException) -> NoReturn:
         message = f"{path} does not take {request.scope['method']}: use {headers.get('Allow', 'another method')}"
         raise ApiError("invalid_request_error", message, status=405, headers=headers)
     hint = ": the client adds /v1 itself, leave it out of base_url" if path.startswith("/v1/v1/") else ""
-    raise ApiError("not_found_error", f"there is no {path} here{hint}")
+    raise ApiError("not_found_error", f"there is no {path} here{hint}. There are {_listed(request.app.routes)}")
+
+
+def _listed(routes: Sequence[Route]) -> str:
+    """The paths under each method, as in ``POST /v1/messages; GET /health``; names of one handler count once."""
+    found: dict[str, list[str]] = {"POST": [], "GET": []}
+    for route in routes:
+        if route.path not in ALIASES:
+            found["POST" if "POST" in route.methods else "GET"].append(route.path.replace(":path", ""))
+    return "; ".join(f"{method} {', '.join(paths)}" for method, paths in found.items())
 
 
 class Exchanges:

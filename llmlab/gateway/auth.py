@@ -19,6 +19,10 @@ TIERS = ("standard", "priority", "batch")
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
+class ExposedKeysFile(UserWarning):
+    """Others on this machine may read the keys file."""
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """The holder of a key. ``salt`` keeps cached prefixes of different keys apart; nobody's is empty."""
@@ -49,7 +53,7 @@ class KeyRing:
         """Read a keys file: ``KEY [NAME [TIER]]`` a line; blank lines and lines that start with ``#`` are skipped.
 
         Raises ``InvalidParameter`` for a file that cannot be read, holds no key, a key twice, or an unknown tier.
-        Warns when others on the machine may read it.
+        Warns with :class:`ExposedKeysFile` when others on the machine may read it.
         """
         if path is None:
             return cls({})
@@ -59,7 +63,8 @@ class KeyRing:
         except (OSError, UnicodeError) as error:
             raise InvalidParameter(f"the keys file {path} cannot be read: {error}") from error
         if sys.platform != "win32" and mode & (stat.S_IRWXG | stat.S_IRWXO):
-            warnings.warn(f"other users may read the keys file {path}: use chmod 600", stacklevel=2)
+            message = f"other users may read the keys file {path}: use chmod 600"
+            warnings.warn(message, ExposedKeysFile, stacklevel=2)
         return cls(_parse_keys(text, path))
 
     def identify(self, headers: Mapping[str, str]) -> Identity:

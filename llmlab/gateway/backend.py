@@ -49,6 +49,9 @@ class Generation(Protocol):
 class Backend(Protocol):
     """Two implementations: our engine (:mod:`llmlab.gateway.engine_backend`), any OpenAI-compatible server
     (:mod:`llmlab.gateway.upstream`).
+
+    A backend that serves some fields of a conversation only elsewhere has a method ``ignores(conversation)``, which
+    gives the names of those that it does nothing about; clients are told them.
     """
 
     name: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import cached_property
 from time import time
 from typing import Any
 
@@ -64,6 +63,7 @@ class EngineBackend:
             settings.thinking_budget,
         )
         self.token_bytes = TokenBytes(lab.tokenizer)
+        self._grammars: Grammars | None = None
         self._open: set[EngineGeneration] = set()
         self._totals = {"preemptions": 0, "queries": 0, "hits": 0}
 
@@ -127,11 +127,6 @@ class EngineBackend:
         for generation in list(self._open):
             await generation.aclose()
 
-    @cached_property
-    def _grammars(self) -> Grammars:
-        """Made on first use: it reads the whole vocabulary."""
-        return Grammars(self.engine.tokenizer, self.engine.capacity.vocab_size, self.engine.eos_token_ids)
-
     # -- opening --------------------------------------------------------------------------------------------
 
     async def _off_loop(self, conversation: Conversation, work) -> Any:
@@ -140,13 +135,26 @@ class EngineBackend:
 
     def _prepare(self, conversation: Conversation, salt: str, log: ExchangeLog) -> tuple[Prepared, Any]:
         prepared = self._preparation.prepare(conversation, salt, log)
-        if conversation.prewarm:
+        calls_tools = bool(conversation.tools) and conversation.tool_choice.mode != "none"
+        if conversation.prewarm or not (calls_tools or conversation.format is not None):
             return prepared, None
-        if conversation.tools and conversation.tool_choice.mode != "none":
-            return prepared, self._grammars.tool_calls(conversation.tools, conversation.tool_choice)
-        if conversation.format is not None:
-            return prepared, self._grammars.json(conversation.format.schema)
-        return prepared, None
+        grammars = self._read_vocabulary(log)
+        with log.stage("compile grammar") as stage:
+            if calls_tools:
+                factory = grammars.tool_calls(conversation.tools, conversation.tool_choice)
+            else:
+                factory = grammars.json(conversation.format.schema)
+            stage.note("cached" if factory.was_cached else "first use", tools=len(conversation.tools))
+        return prepared, factory
+
+    def _read_vocabulary(self, log: ExchangeLog) -> Grammars:
+        """The compiler of grammars. The first request that needs it waits for it, so that the others need not."""
+        if self._grammars is None:
+            with log.stage("read vocabulary") as stage:
+                vocab_size = self.engine.capacity.vocab_size
+                self._grammars = Grammars(self.engine.tokenizer, vocab_size, self.engine.eos_token_ids)
+                stage.note("first use of a grammar", tokens=vocab_size)
+        return self._grammars
 
     def _look_up(self, prepared: Prepared, salt: str, log: ExchangeLog):
         """The ledger's answer, or ``None`` when reads are counted as the engine has them."""

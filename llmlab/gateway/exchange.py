@@ -43,6 +43,7 @@ class Exchange:
         self.stream_error: Callable[[ApiError], bytes] | None = None
         self.outcome = "ok"
         self.metrics: RequestMetrics | None = None  # of a request that has reached a backend
+        self.requested_model: str | None = None  # where another one serves the request
         self.body_bytes = 0
         self.started_ns = perf_counter_ns()
         self._recorded = False
@@ -52,7 +53,7 @@ class Exchange:
     @property
     def is_anthropic(self) -> bool:
         """Whose error envelope this exchange gets: by path, and on the shared paths by a header."""
-        if self.path.startswith(("/v1/messages", "/v1/v1/messages")):
+        if self.path.startswith(("/v1/messages", "/v1/v1/messages", "/messages")):
             return True
         return not self.path.endswith("/chat/completions") and "anthropic-version" in self.headers
 

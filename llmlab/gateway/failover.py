@@ -44,6 +44,11 @@ class Failover:
         """Of the backend that has the request now."""
         return self.choice.backend.load
 
+    def ignores(self, conversation: Conversation) -> tuple[str, ...]:
+        """Fields that the backend which has the request now does nothing about."""
+        ignores = getattr(self.choice.backend, "ignores", None)
+        return () if ignores is None else ignores(conversation)
+
     async def open(self, call: Call) -> Generation:
         """Admit the request somewhere. Raises the ``ApiError`` of the last backend that was tried."""
         return await self._first(call.conversation, lambda backend: backend.open(call))

@@ -96,6 +96,8 @@ class Generate:
             conversation = replace(conversation, beta=True)
         charge = self._admit_key(exchange, identity)
         choice, granted = await self._route(exchange, conversation, identity)
+        if conversation.model != choice.model:
+            exchange.requested_model = conversation.model
         with self._slot(exchange, granted):
             metrics = self.gateway.metrics.follow(choice.model, choice.index, conversation)
             exchange.metrics = metrics

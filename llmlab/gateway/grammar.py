@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.hf import from_tokenizer
-from torch import Tensor
 
 from llmlab.api.conversation import Tool, ToolChoice
 from llmlab.api.errors import ApiError
-from llmlab.errors import ConstraintError, InvalidParameter
+from llmlab.errors import InvalidParameter
+from llmlab.gateway.grammar_constraint import ConstraintFactory, reason_of
 
 CACHED_GRAMMARS = 32
 PROBED_STEPS = 3
@@ -60,38 +58,12 @@ START = {
 """By ``(forced, parallel)``."""
 
 
-class GrammarConstraint:
-    """A :class:`~llmlab.engine.constraint.Constraint` that follows a compiled grammar for one sample.
+@dataclass(slots=True)
+class _Compiled:
+    """A grammar that is ready to be copied; ``used`` from the second time on it is asked for."""
 
-    Raises :class:`~llmlab.errors.ConstraintError` when the grammar turns out too complex in some state.
-    """
-
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
-
-    def mask(self, logits: Tensor) -> Tensor:
-        """Forbid, in place, what cannot follow; rows of ``(V,)`` beyond the tokenizer's ids are forbidden too."""
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._check()
-        forbidden = np.unpackbits(bits, count=len(logits), bitorder="little") == 0
-        return logits.masked_fill_(torch.from_numpy(forbidden), -math.inf)
-
-    def accept(self, token_id: int) -> None:
-        """Follow a token that :meth:`mask` allowed."""
-        self._matcher.consume_token(token_id)
-        self._check()
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether only EOS can follow."""
-        return self._matcher.is_stopped()
-
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            raise ConstraintError(_reason(self._matcher.get_error()))
-
-
-ConstraintFactory = Callable[[], GrammarConstraint]
+    matcher: LLMatcher
+    used: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,20 +125,21 @@ class Grammars:
         if size > MAX_SCHEMA_BYTES:
             part = parts[0] if len(parts) == 1 else _Part("the tools' schemas", "tools", "")
             raise _refusal(part, f"{size} bytes of JSON; at most {MAX_SCHEMA_BYTES} are allowed")
-        prototype = self._compiled(lark, parts)
-        return lambda: GrammarConstraint(prototype.deep_copy())
+        compiled = self._compiled(lark, parts)
+        was_cached, compiled.used = compiled.used, True
+        return ConstraintFactory(compiled.matcher, was_cached)
 
-    def _compile(self, lark: str, parts: tuple[_Part, ...]) -> LLMatcher:
+    def _compile(self, lark: str, parts: tuple[_Part, ...]) -> _Compiled:
         """Each schema by itself first, so that a refusal can name it."""
         alone = [self._matcher(part.lark, _checked(part)) for part in parts]
         if lark == parts[0].lark:
-            return alone[0]
-        return self._matcher(lark, _Part("the tools together", "tools", ""))
+            return _Compiled(alone[0])
+        return _Compiled(self._matcher(lark, _Part("the tools together", "tools", "")))
 
     def _matcher(self, lark: str, part: _Part) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer, f"%llguidance {{}}\n{lark}", log_level=0, limits=self._limits)
         if problem := matcher.get_error() or _probe(matcher.deep_copy()):
-            raise _refusal(part, _reason(problem))
+            raise _refusal(part, reason_of(problem))
         return matcher
 
 
@@ -268,16 +241,6 @@ def _num_states(multiples: Sequence[Decimal], combined: bool) -> int:
 def _refusal(part: _Part, reason: str) -> ApiError:
     message = f"{part.label} cannot be used to constrain output: {reason}"
     return ApiError("invalid_request_error", message, param=part.param)
-
-
-def _reason(error: str) -> str:
-    """The compiler's message without the listing of the grammar, in one line."""
-    if "NoExtension" in error:
-        return "no JSON value satisfies it"
-    text = error.rpartition("failed to compile JSON schema: ")[2]
-    text = re.split(r"\n\s+\d+ \| |<non-verbose/>", text, maxsplit=1)[0]
-    line = " ".join(text.split()).replace("Enable 'coerce_one_of' option to approximate oneOf with", "use")
-    return line if len(line) <= 300 else line[:297] + "..."
 
 
 # -- tokenizers -----------------------------------------------------------------------------------------------

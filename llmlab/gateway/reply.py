@@ -13,9 +13,10 @@ from typing import Protocol
 from llmlab.api.codec import Codec, StreamEncoder
 from llmlab.api.reply import Ended, ReplyEvent
 from llmlab.api.sse import HEADERS
-from llmlab.gateway.backend import Backend, Call, Generation
+from llmlab.gateway.backend import Call, Generation
 from llmlab.gateway.disconnect import end_tasks
 from llmlab.gateway.exchange import Exchange
+from llmlab.gateway.failover import Failover
 from llmlab.gateway.recording import StageTimer
 from llmlab.gateway.response import ResponseWriter
 
@@ -36,7 +37,7 @@ class Reply:
 
     exchange: Exchange
     codec: Codec
-    backend: Backend
+    backend: Failover
     call: Call
     observers: Sequence[Observer]
     limit_headers: Callable[[], dict[str, str]]
@@ -91,8 +92,12 @@ class Reply:
             )
 
     def _headers(self) -> dict[str, str]:
-        found = {"llmlab-backend": header_text(self.backend.name), "llmlab-model": header_text(self.call.info.model)}
-        if ignored := self.call.conversation.ignored:
+        """Who serves it and, where the client may expect something else, what it does not get."""
+        conversation, served = self.call.conversation, self.call.info.model
+        found = {"llmlab-backend": header_text(self.backend.name), "llmlab-model": header_text(served)}
+        if conversation.model != served:
+            found["llmlab-requested-model"] = header_text(conversation.model)
+        if ignored := dict.fromkeys((*conversation.ignored, *self.backend.ignores(conversation))):
             found["llmlab-ignored"] = header_text(", ".join(ignored))
         return found | self.limit_headers()
 

@@ -19,6 +19,7 @@ POLLED = frozenset({"/metrics", "/health"})
 ENDPOINTS: Mapping[str, str] = MappingProxyType(
     {
         "/v1/messages": "anthropic",
+        "/messages": "anthropic",
         "/v1/messages/count_tokens": "count_tokens",
         "/v1/chat/completions": "openai",
         "/chat/completions": "openai",
@@ -46,6 +47,7 @@ class RequestLog:
         """``time endpoint model status outcome prompt= cached= output= ttft= total= backend= request id``.
 
         ``-`` stands for what is not known: tokens of a request that never began or whose upstream does not count.
+        ``requested=`` precedes the id where another model than the one asked for served the request.
         """
         endpoint = ENDPOINTS.get(exchange.path, "models" if exchange.path.startswith("/v1/models") else "other")
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -54,14 +56,19 @@ class RequestLog:
         status = exchange.writer.status or "-"
         counts = _counts(exchange.metrics)
         head = f"{now} {endpoint} {model} {status} {exchange.outcome}"
-        return f"{head} {counts} total={total:.3f}s backend={backend} {exchange.wire_id}"
+        requested = "" if exchange.requested_model is None else f"requested={_word(exchange.requested_model)} "
+        return f"{head} {counts} total={total:.3f}s backend={backend} {requested}{exchange.wire_id}"
 
     def _served_by(self, metrics: RequestMetrics | None) -> tuple[str, str]:
         if metrics is None:
             return "-", "-"
         model, index = metrics.labels
-        names = (header_text(name).replace(" ", "?") for name in (model, self.gateway.backends[int(index)].name))
-        return next(names), next(names)
+        return _word(model), _word(self.gateway.backends[int(index)].name)
+
+
+def _word(name: str) -> str:
+    """A name without blanks or anything that a terminal would act on."""
+    return header_text(name).replace(" ", "?")
 
 
 def _counts(metrics: RequestMetrics | None) -> str:

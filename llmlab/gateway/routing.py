@@ -99,7 +99,7 @@ class Router:
             problem = "; ".join(f"{name}: {message}" for name, message in self._errors.items())
             raise ApiError("api_error", f"no backend can be reached: {problem}", status=503, should_retry=True)
         if self.settings.fallback_model:
-            return names[0], "unknown model: the first one stands in"
+            return names[0], f"unknown model {asked[:200]!r}, served by {names[0]}"
         message = f"model: {asked[:200]}. Available: {', '.join(names[:20])}"
         raise ApiError("not_found_error", message, param="model", code="model_not_found")
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from llmlab.api.rules import Rules
 from llmlab.errors import InvalidParameter
+from llmlab.option_names import check_option_names
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -50,6 +51,12 @@ class Settings:
     thinking_budget: int = 256
     allow_faults: bool = False
     rules: Rules = field(default_factory=Rules)
+
+    @classmethod
+    def from_kwargs(cls, **values: Any) -> Settings:
+        """The constructor, but an unknown name raises ``InvalidParameter`` with what is known."""
+        check_option_names(values, [each.name for each in fields(cls)], "a server")
+        return cls(**values)
 
     def __post_init__(self) -> None:
         for name in ("routing", "overflow", "cache_accounting"):

@@ -21,7 +21,7 @@ from llmlab.gateway.upstream_generation import UpstreamGeneration
 from llmlab.gateway.upstream_health import Health
 from llmlab.gateway.upstream_http import UpstreamHttp
 from llmlab.gateway.upstream_reader import ChunkReader
-from llmlab.gateway.upstream_request import count_body, request_body, tokenize_body
+from llmlab.gateway.upstream_request import count_body, dropped_fields, request_body, tokenize_body
 from llmlab.trace.events import Stage
 from llmlab.trace.recorder import Recorder
 
@@ -131,6 +131,10 @@ class UpstreamBackend:
             self._open -= 1
             raise
         return self._generation(call, response)
+
+    def ignores(self, conversation: Conversation) -> tuple[str, ...]:
+        """Fields that are not passed on to the upstream."""
+        return dropped_fields(conversation)
 
     async def count_tokens(self, conversation: Conversation) -> tuple[int, int]:
         """What the upstream counts, twice, for context edits are not carried out here.

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import socket
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
@@ -20,8 +22,11 @@ from llmlab.api.errors import STATUS, ApiError
 
 MAX_MESSAGE = 1000
 MAX_RETRY_AFTER_S = 86_400.0
+MAX_CAUSES, MAX_WHY = 8, 200
 OURS = (401, 402, 403)
 """Statuses that are about this server's account at the upstream."""
+CREDENTIALS = "upstream_credentials"
+"""``code`` of the error for them."""
 
 KINDS: Mapping[int, str] = MappingProxyType(
     {
@@ -40,15 +45,16 @@ KINDS: Mapping[int, str] = MappingProxyType(
 )
 
 
-def bad_gateway(message: str, should_retry: bool | None = None) -> ApiError:
+def bad_gateway(message: str, should_retry: bool | None = None, code: str | None = None) -> ApiError:
     """502: the upstream answered, but not in a way that can be used."""
-    return ApiError("api_error", message, status=502, should_retry=should_retry)
+    return ApiError("api_error", message, status=502, should_retry=should_retry, code=code)
 
 
 def from_status(name: str, status: int, headers: Mapping[str, str], body: bytes, secret: str | None) -> ApiError:
     """The error for a response that is not 200. ``headers`` are looked up in lower case."""
     if status in OURS:
-        return bad_gateway(f"upstream {name} does not accept this server's credentials (status {status})", False)
+        message = f"upstream {name} does not accept this server's credentials (status {status})"
+        return bad_gateway(message, False, CREDENTIALS)
     found = _envelope(body)
     message = _clean(found.get("message") or _page(status, headers), secret)
     kind = KINDS.get(status, "api_error")
@@ -77,10 +83,26 @@ def from_event(name: str, error: Any, secret: str | None) -> ApiError:
 def from_exception(name: str, error: Exception) -> ApiError:
     """The error for a connection that could not be made, went silent, or broke."""
     if isinstance(error, httpx2.ConnectTimeout | httpx2.ConnectError):
-        return bad_gateway(f"upstream {name} cannot be reached", True)
+        return bad_gateway(f"upstream {name} cannot be reached ({_why(error)})", True)
     if isinstance(error, httpx2.TimeoutException):
         return ApiError("timeout_error", f"upstream {name} was silent for too long")
     return bad_gateway(f"the connection to upstream {name} broke", True)
+
+
+def _why(error: BaseException) -> str:
+    """What the system said about a connection that could not be made."""
+    cause: BaseException | None = error
+    for _ in range(MAX_CAUSES):
+        if cause is None:
+            break
+        if isinstance(cause, socket.gaierror):
+            return cause.strerror or "no such host"
+        if isinstance(cause, OSError) and cause.errno:
+            return os.strerror(cause.errno)  # the exception's own words may hold the address
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, httpx2.TimeoutException):
+        return "it does not take the connection in time"
+    return str(error)[:MAX_WHY] or type(error).__name__
 
 
 def _envelope(body: bytes) -> dict[str, Any]:

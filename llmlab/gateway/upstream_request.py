@@ -7,7 +7,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from llmlab.api.conversation import Conversation, OutputFormat, Text, Tool, ToolChoice, ToolResult, ToolUse, Turn
+from llmlab.api.conversation import (
+    Conversation,
+    OutputFormat,
+    Text,
+    Thinking,
+    Tool,
+    ToolChoice,
+    ToolResult,
+    ToolUse,
+    Turn,
+)
 from llmlab.api.errors import ApiError
 
 SAMPLING_NAMES: Mapping[str, str] = MappingProxyType(
@@ -31,12 +41,16 @@ SAMPLING_NAMES: Mapping[str, str] = MappingProxyType(
 """Arguments of ``SamplingParams`` and their names on the wire; those from ``top_k`` on are vLLM's extensions."""
 
 
+NO_TIER = frozenset({"auto", "default", "standard_only"})
+"""Values of ``service_tier`` that ask for nothing in particular."""
+
+
 def request_body(conversation: Conversation, model: str, salt: str = "", limit_name: str = "max_tokens") -> dict:
     """The body of a streamed request for usage and everything the conversation asks for.
 
-    What the conversation leaves out stays out, so the upstream's own defaults hold there. Thinking that came back is
-    dropped, and so are cache markers, context edits and the marks of failed tool results: the format has no place for
-    them. ``limit_name`` is the field for the output limit. Raises ``ApiError`` for what the format cannot express.
+    What the conversation leaves out stays out, so the upstream's own defaults hold there. What the format has no place
+    for is dropped: see :func:`dropped_fields`.
+    ``limit_name`` is the field for the output limit. Raises ``ApiError`` for what the format cannot express.
     """
     if conversation.prewarm:
         raise ApiError("invalid_request_error", "max_tokens: 0 is not possible here: this model is on another server")
@@ -50,6 +64,24 @@ def request_body(conversation: Conversation, model: str, salt: str = "", limit_n
         body["return_token_ids"] = True
     salt += conversation.cache_salt
     return body | {"cache_salt": salt} if salt else body
+
+
+def dropped_fields(conversation: Conversation) -> tuple[str, ...]:
+    """Names, in the client's protocol, of what a conversation holds and :func:`request_body` has no place for."""
+    blocks = [block for turn in conversation.turns for block in turn.blocks]
+    results = [block for block in blocks if isinstance(block, ToolResult)]
+    marked = [*conversation.system, *conversation.tools, *blocks, *(text for each in results for text in each.content)]
+    is_anthropic = conversation.protocol == "anthropic"
+    found = {
+        "thinking" if is_anthropic else "reasoning_effort": conversation.thinking is not None,
+        "messages.content.thinking": any(isinstance(block, Thinking) for block in blocks),
+        "messages.content.is_error": any(block.is_error for block in results),
+        "cache_control": conversation.auto_cache or any(getattr(block, "marker", None) for block in marked),
+        "context_management": conversation.edits,
+        "diagnostics": conversation.wants_diagnostics,
+        "service_tier": conversation.service_tier not in NO_TIER,
+    }
+    return tuple(name for name, is_there in found.items() if is_there)
 
 
 def tokenize_body(conversation: Conversation, model: str) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from llmlab.trace.blocks import PoolReplay
-from llmlab.trace.events import Gap, RequestFinished, RequestSubmitted, Step, StepRow, TextEmitted, Token
+from llmlab.trace.capture_check import capture_violations
+from llmlab.trace.events import DraftRound, Gap, RequestFinished, RequestSubmitted, Step, StepRow, TextEmitted, Token
 from llmlab.trace.index import Index
 from llmlab.trace.wire_check import wire_violations
 
@@ -22,6 +23,7 @@ def check(index: Index) -> list[str]:
     if index.info and not index.gaps and not index.only:
         found += _pool(index)
     found += wire_violations(index)
+    found += capture_violations(index)
     for history in _histories(index):
         found += [f"request {history.submitted.request_id}: {text}" for text in history.violations()]
     return found
@@ -131,6 +133,7 @@ class _History:
     tokens: list[Token] = field(default_factory=list)
     texts: list[TextEmitted] = field(default_factory=list)
     preempted: list[int] = field(default_factory=list)
+    rounds: list[DraftRound] = field(default_factory=list)
     num_recomputed: int = 0
 
     @property
@@ -142,6 +145,7 @@ class _History:
         yield from self._tokens()
         yield from self._probabilities()
         yield from self._texts()
+        yield from self._drafts()
         if self.finished:
             yield from self._usage(self.finished)
             if self.finished.stop_reason not in ("aborted", "error"):
@@ -159,7 +163,12 @@ class _History:
                     f"step {number} computes {row.num_tokens} positions from {row.start} with "
                     f"{row.num_cached} cached; it should go on from {expected}"
                 )
-            reached, last = row.start + row.num_tokens, number
+            if not 0 <= row.num_rejected <= row.num_draft < max(row.num_tokens, 1):
+                yield (
+                    f"step {number} computes {row.num_tokens} positions, {row.num_draft} of drafts, and rejects "
+                    f"{row.num_rejected}"
+                )
+            reached, last = _reached(row), number
 
     def _tokens(self) -> Iterator[str]:
         positions = [token.position for token in self.tokens]
@@ -169,7 +178,7 @@ class _History:
         chosen = {(token.step, token.position) for token in self.tokens}
         failed = self.finished.step if self.finished and self.finished.stop_reason == "error" else None
         for number, row in self.rows:
-            end = row.start + row.num_tokens
+            end = _reached(row)
             if row.sampled and number != failed and (number, end) not in chosen:
                 yield f"step {number} sampled position {end}, but no token was recorded"
         for token in self.tokens:
@@ -201,6 +210,7 @@ class _History:
             "output_tokens": len(self.tokens),
             "recomputed_tokens": self.num_recomputed,
             "preemptions": len(self.preempted),
+            "accepted_draft_tokens": sum(round_.num_accepted for round_ in self.rounds),
         }
         if self.rows and self.submitted.parent_id is None:
             recorded["cached_tokens"] = self.rows[0][1].num_cached
@@ -211,12 +221,12 @@ class _History:
     def _totals(self, finished: RequestFinished) -> Iterator[str]:
         """Every position but that of the last token chosen was computed or served, and again only after a
         preemption."""
-        scheduled = sum(row.num_tokens for _, row in self.rows)
+        scheduled = sum(row.num_tokens - row.num_rejected for _, row in self.rows)
         length, served = self.num_prompt + len(self.tokens), self._num_served()
         pending = min(len(self.tokens), 1)
         if finished.step in self.marks and scheduled != length - pending - served + self.num_recomputed:
             yield (
-                f"{scheduled} tokens were scheduled, not prompt {self.num_prompt} + output "
+                f"{scheduled} tokens were scheduled and not rejected, not prompt {self.num_prompt} + output "
                 f"{len(self.tokens)} - {pending} - {served} served from blocks of others + "
                 f"{self.num_recomputed} recomputed"
             )
@@ -226,8 +236,24 @@ class _History:
         served = reached = self.num_prompt if self.submitted.parent_id else 0
         for _, row in self.rows:
             served += max(row.num_cached - reached, 0)
-            reached = max(reached, row.start + row.num_tokens)
+            reached = max(reached, _reached(row))
         return served
+
+    def _drafts(self) -> Iterator[str]:
+        """Accepted and final tokens of a round are those that were chosen; probabilities are probabilities."""
+        chosen = {token.position: token.token_id for token in self.tokens}
+        for round_ in self.rounds:
+            kept = [*round_.tokens[: round_.num_accepted], *([round_.token_id] if round_.token_id >= 0 else [])]
+            found = [chosen.get(round_.start + i) for i in range(len(kept))]
+            if kept != found:
+                yield f"step {round_.step}: draft {round_.number} gave {kept}, the tokens there are {found}"
+            if any(not -TOLERANCE <= value <= 1 + TOLERANCE for value in (*round_.p, *round_.q)):
+                yield f"step {round_.step}: draft {round_.number} has probabilities {round_.p} and {round_.q}"
+
+
+def _reached(row: StepRow) -> int:
+    """First position after those that count."""
+    return row.start + row.num_tokens - row.num_rejected
 
 
 def _histories(index: Index) -> list[_History]:
@@ -247,6 +273,8 @@ def _histories(index: Index) -> list[_History]:
             of[row.request_id].rows.append((step.step, row))
     for token in index.tokens:
         of[token.request_id].tokens.append(token)
+    for round_ in index.drafts:
+        of[round_.request_id].rounds.append(round_)
     for text in index.texts:
         of[text.request_id].texts.append(text)
     for decision in index.decisions:

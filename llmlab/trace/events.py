@@ -36,6 +36,7 @@ class EngineInfo:
     policy: str
     prefix_cache: str
     versions: dict[str, str]
+    speculative: str = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,8 @@ class StepRow:
 
     ``num_cached`` is the number of leading positions that were *not* computed because the prefix cache held them
     (set on the first step after admission, else 0). ``is_prefill`` is true while prompt tokens, or tokens lost to
-    a preemption, are being computed; ``sampled`` says whether this row's last position gave a token.
+    a preemption, are being computed; ``sampled`` says whether this row's last position gave a token. The last
+    ``num_draft`` positions held draft tokens; the last ``num_rejected`` of those are computed again, with others.
     """
 
     request_id: str
@@ -79,6 +81,8 @@ class StepRow:
     num_cached: int
     is_prefill: bool
     sampled: bool
+    num_draft: int = 0
+    num_rejected: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +156,9 @@ class BlockEvent:
 class Token:
     """A token was chosen for position ``position`` (0 = first prompt token) of a request.
 
-    ``source``: ``target`` (sampled from the model), later ``accepted`` or ``bonus``. ``logprob`` is the natural log
-    of its probability under the model's own distribution, before temperature and filters.
+    ``source``: ``target`` (sampled from the model), or with speculation ``accepted`` (a draft token), ``recovered`` (in
+    place of a rejected one) or ``bonus`` (after a wholly accepted draft). ``logprob`` is the natural log of its
+    probability under the model's own distribution, before temperature and filters.
     ``top`` holds ``(token_id, logprob)`` pairs when they were asked for.
     """
 
@@ -177,6 +182,57 @@ class PromptLogprobs:
     start: int
     logprobs: tuple[float, ...]
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRound:
+    """Draft tokens of a request were verified in one step.
+
+    Draft ``number`` of the request had ``num_drafted`` tokens. Those for positions ``start ..`` were judged in this
+    step: ``tokens``, with their probabilities under target (``p``) and ``proposer`` (``q``) and the uniform number they
+    were judged by (``u``, NaN where none was needed). The first ``num_accepted`` were kept. ``outcome``: ``recovered``
+    (``token_id`` stands in place of the first rejected one), ``bonus`` (``token_id`` follows the draft), ``held`` (all
+    were kept; the rest of the draft, or the token after it, comes in a later step), ``stopped`` (the output ended
+    within the draft) or ``error``; ``token_id`` is -1 for the last three. ``draft_ns`` is what proposing took for all
+    requests of that step, of which there were ``num_proposed_for``; 0 where the draft was held over. ``verify_ns``:
+    judging this draft, after the forward pass.
+    """
+
+    t_ns: int
+    step: int
+    request_id: str
+    proposer: str
+    rule: str
+    number: int
+    num_drafted: int
+    start: int
+    tokens: tuple[int, ...]
+    p: tuple[float, ...]
+    q: tuple[float, ...]
+    u: tuple[float, ...]
+    num_accepted: int
+    outcome: str
+    token_id: int
+    draft_ns: int
+    num_proposed_for: int
+    verify_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPolicy:
+    """From now on a request is drafted for with ``k`` tokens (0: not at all), and why.
+
+    ``request_id`` is ``None`` for all requests; ``acceptance`` is the measured share of accepted tokens, NaN while
+    nothing was measured; ``batch_size`` is the number of running requests.
+    """
+
+    t_ns: int
+    step: int
+    request_id: str | None
+    k: int
+    reason: str
+    acceptance: float
+    batch_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +314,50 @@ class WireLink:
 
 
 @dataclass(frozen=True, slots=True)
+class Captured:
+    """One array was recorded inside the model for a request; the numbers lie beside the trace, under ``array_id``.
+
+    ``kind`` is one of ``attention``, ``scores``, ``query``, ``key``, ``value``, ``hidden``, ``embed``, ``router_*``,
+    ``lens_*`` and so on (:mod:`llmlab.trace.captures` has the list); ``layer`` is -1 where there is none, or where
+    ``layer`` is a dimension: then ``layers`` are those along it. ``dims`` name the dimensions of ``shape``;
+    ``positions`` are those along ``query`` or ``position``, and ``labels`` what the dimension of heads (their numbers)
+    or targets (token ids) stands for.
+    """
+
+    t_ns: int
+    step: int
+    request_id: str
+    array_id: str
+    kind: str
+    layer: int
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    positions: tuple[int, ...]
+    labels: tuple[int, ...] = ()
+    layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeNote:
+    """Something about a request's probes that is no array.
+
+    ``action``: ``started`` (``positions`` are those asked for; the first ``num_cached`` of the sequence were served
+    from the prefix cache, so nothing was computed there), ``stopped`` (``reason`` says why nothing more is kept),
+    ``ablate`` or ``patch`` (the model's answer was changed on purpose; ``reason`` says where).
+    """
+
+    t_ns: int
+    step: int
+    request_id: str
+    action: str
+    reason: str
+    positions: tuple[int, ...] = ()
+    num_cached: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Gap:
     """``dropped`` events before this one were lost because the ring was full.
 
@@ -277,11 +377,15 @@ Event = (
     | BlockEvent
     | Token
     | PromptLogprobs
+    | DraftRound
+    | DraftPolicy
     | TextEmitted
     | RequestFinished
     | WireEvent
     | Stage
     | WireLink
+    | Captured
+    | ProbeNote
     | Gap
 )
 

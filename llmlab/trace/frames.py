@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -60,6 +61,26 @@ def blocks(index: Index) -> pd.DataFrame:
             **numbers,
             **texts,
             "source_id": integers([e.source_id for e in events]),
+        },
+    )
+
+
+def captures(index: Index, arrays: Mapping[str, np.ndarray]) -> pd.DataFrame:
+    """One row per array recorded inside the model, in the order in which they were recorded."""
+    events = index.captured
+    numbers = {name: np.array([getattr(e, name) for e in events], dtype=np.int64) for name in ("step", "nbytes")}
+    texts = {
+        name: objects([getattr(e, name) for e in events])
+        for name in ("array_id", "request_id", "kind", "dims", "shape", "positions")
+    }
+    return table(
+        "captures",
+        {
+            **numbers,
+            **texts,
+            "time_s": index.seconds([e.t_ns for e in events]),
+            "layer": _missing_if_negative([e.layer for e in events]),
+            "held": np.array([e.array_id in arrays for e in events], dtype=bool),
         },
     )
 

@@ -12,10 +12,14 @@ import numpy as np
 
 from llmlab.trace.events import (
     BlockEvent,
+    Captured,
     Decision,
+    DraftPolicy,
+    DraftRound,
     EngineInfo,
     Event,
     Gap,
+    ProbeNote,
     PromptLogprobs,
     RequestFinished,
     RequestSubmitted,
@@ -37,6 +41,7 @@ class Rows:
 
     ``step`` indexes ``Index.steps``, ``request`` indexes ``Index.request_ids``. ``recomputed`` counts those
     of the row's positions that had been computed, or served from the cache, before a preemption dropped them.
+    ``num_rejected`` of the last positions held draft tokens that were not kept: computed, but not reached.
     """
 
     step: np.ndarray
@@ -46,6 +51,7 @@ class Rows:
     num_cached: np.ndarray
     is_prefill: np.ndarray
     sampled: np.ndarray
+    num_rejected: np.ndarray
     recomputed: np.ndarray
 
 
@@ -67,11 +73,15 @@ class Index:
     blocks: list[BlockEvent]
     tokens: list[Token]
     prompt_logprobs: list[PromptLogprobs]
+    drafts: list[DraftRound]
+    draft_policies: list[DraftPolicy]
     texts: list[TextEmitted]
     spans: list[Span]
     wire: list[WireEvent]
     stages: list[Stage]
     links: list[WireLink]
+    captured: list[Captured]
+    probe_notes: list[ProbeNote]
     gaps: list[Gap]
     submitted: dict[str, RequestSubmitted]
     finished: dict[str, RequestFinished]
@@ -117,15 +127,15 @@ class Index:
         """The rows of all steps that belong to the trace's requests."""
         code = self.code
         flat = [
-            (i, code[r.request_id], r.start, r.num_tokens, r.num_cached, r.is_prefill, r.sampled)
+            (i, code[r.request_id], r.start, r.num_tokens, r.num_cached, r.is_prefill, r.sampled, r.num_rejected)
             for i, step in enumerate(self.steps)
             for r in step.rows
             if r.request_id in code
         ]
-        table = np.array(flat, dtype=np.int64).reshape(-1, 7)
-        step, request, start, num_tokens, num_cached, is_prefill, sampled = table.T
-        recomputed = self._recomputed(request, start, num_tokens)
-        return Rows(step, request, start, num_tokens, num_cached, is_prefill > 0, sampled > 0, recomputed)
+        table = np.array(flat, dtype=np.int64).reshape(-1, 8)
+        step, request, start, num_tokens, num_cached, is_prefill, sampled, rejected = table.T
+        recomputed = self._recomputed(request, start, num_tokens - rejected)
+        return Rows(step, request, start, num_tokens, num_cached, is_prefill > 0, sampled > 0, rejected, recomputed)
 
     def _recomputed(self, request: np.ndarray, start: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
         """Positions of each row below the highest position its request had reached before."""
@@ -170,11 +180,15 @@ def build_index(events: Sequence[Event], only: tuple[str, ...] = ()) -> Index:
         blocks=kinds[BlockEvent],
         tokens=kinds[Token],
         prompt_logprobs=kinds[PromptLogprobs],
+        drafts=kinds[DraftRound],
+        draft_policies=kinds[DraftPolicy],
         texts=kinds[TextEmitted],
         spans=kinds[Span],
         wire=kinds[WireEvent],
         stages=kinds[Stage],
         links=kinds[WireLink],
+        captured=kinds[Captured],
+        probe_notes=kinds[ProbeNote],
         gaps=kinds[Gap],
         submitted=submitted,
         finished=finished,

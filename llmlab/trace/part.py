@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from llmlab.errors import UnknownRequest
-from llmlab.trace.events import EngineInfo, Event, Gap, Stage, Step, WireEvent, WireLink
+from llmlab.trace.events import DraftPolicy, EngineInfo, Event, Gap, Stage, Step, WireEvent, WireLink
 from llmlab.trace.exchange import Exchange
 from llmlab.trace.index import Index
 
@@ -58,7 +58,7 @@ def _membership(index: Index, wanted: set[str], exchanges: set[int]) -> Callable
         if isinstance(event, WireLink):
             ours = id(index.exchanges.by_wire_id[event.wire_id]) in exchanges
             return ours and (event.relation != "engine" or event.other_id in wanted)
-        return event.request_id in wanted
+        return event.request_id in wanted or (isinstance(event, DraftPolicy) and event.request_id is None)
 
     return belongs
 

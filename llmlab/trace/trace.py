@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from llmlab.errors import InvalidParameter
-from llmlab.trace import blocks, check, frames, perfetto, requests, schedule, spans, store, wire
+from llmlab.errors import InvalidParameter, UnknownRequest
+from llmlab.trace import arrays as array_files
+from llmlab.trace import blocks, check, drafts, frames, perfetto, requests, schedule, spans, store, wire
+from llmlab.trace.captures import Captures
 from llmlab.trace.columns import COLUMNS
-from llmlab.trace.events import EngineInfo, Event
+from llmlab.trace.events import Captured, EngineInfo, Event
 from llmlab.trace.index import Index, build_index
 from llmlab.trace.part import events_of, resolve
 
@@ -21,15 +24,21 @@ from llmlab.trace.part import events_of, resolve
 class Trace:
     """What happened, from a list of events. Live recordings and loaded files are the same object.
 
-    The tables ``requests``, ``steps``, ``schedule``, ``blocks``, ``tokens``, ``wire``, ``stages``, ``exchanges`` and
-    ``spans`` are computed when first asked for; times are seconds since the first event (``*_s``), durations
-    milliseconds (``*_ms``), and :meth:`columns` explains every column. ``only`` names the requests (and exchanges) the
-    events were restricted to (see :meth:`for_request`); it is empty for a whole trace.
+    The tables ``requests``, ``steps``, ``schedule``, ``blocks``, ``tokens``, ``drafts``, ``draft_policies``, ``wire``,
+    ``stages``, ``exchanges``, ``spans`` and ``captures`` are computed when first asked for; times are seconds since the
+    first event (``*_s``), durations milliseconds (``*_ms``), and :meth:`columns` explains every column. ``only`` names
+    the requests (and exchanges) the events were restricted to (see :meth:`for_request`); it is empty for a whole trace.
+
+    What was recorded inside the model is in ``arrays``, by the ``array_id`` of its ``Captured`` event; see
+    :meth:`captured`.
     """
 
-    def __init__(self, events: Iterable[Event], only: Iterable[str] = ()) -> None:
+    def __init__(
+        self, events: Iterable[Event], only: Iterable[str] = (), arrays: Mapping[str, np.ndarray] | None = None
+    ) -> None:
         self.events: tuple[Event, ...] = tuple(events)
         self.only = tuple(only)
+        self.arrays: Mapping[str, np.ndarray] = {} if arrays is None else arrays
 
     def __repr__(self) -> str:
         index = self._index
@@ -85,6 +94,17 @@ class Trace:
         return frames.tokens(self._index)
 
     @cached_property
+    def drafts(self) -> pd.DataFrame:
+        """One row per verification of a draft; ``attrs["summary"]`` has acceptance by place in the draft and the mean
+        acceptance length, see :func:`llmlab.trace.drafts.summary`."""
+        return drafts.drafts(self._index)
+
+    @cached_property
+    def draft_policies(self) -> pd.DataFrame:
+        """One row per change of how much is drafted."""
+        return drafts.policies(self._index)
+
+    @cached_property
     def wire(self) -> pd.DataFrame:
         """One row per event on a connection: requests, responses, pieces, frames, ends."""
         return wire.wire(self._index)
@@ -132,6 +152,40 @@ class Trace:
             raise InvalidParameter(f"{name!r} is no table: choose one of {', '.join(COLUMNS)}")
         return dict(COLUMNS[name])
 
+    # -- inside the model -----------------------------------------------------------------------------------
+
+    @cached_property
+    def captures(self) -> pd.DataFrame:
+        """One row per array recorded inside the model."""
+        return frames.captures(self._index, self.arrays)
+
+    def captured(self, request_id: str | None = None) -> Captures:
+        """What was recorded inside the model for a request (default: the first that has anything).
+
+        Raises ``UnknownRequest`` when nothing was recorded for it.
+        """
+        index = self._index
+        known = list(dict.fromkeys(event.request_id for event in (*index.probe_notes, *index.captured)))
+        chosen = request_id if request_id is not None else next(iter(known), None)
+        if chosen is None or chosen not in known:
+            raise UnknownRequest(f"nothing was captured for {chosen!r}, only for: {', '.join(known) or 'no request'}")
+        return Captures(
+            chosen,
+            (event for event in index.captured if event.request_id == chosen),
+            self.arrays,
+            (note for note in index.probe_notes if note.request_id == chosen),
+        )
+
+    def array(self, event: Captured | str) -> np.ndarray:
+        """The numbers of a ``Captured`` event, or of its ``array_id``.
+
+        Raises ``InvalidParameter`` when they are not there: saved without ``captures=True``, or dropped since.
+        """
+        array_id = event if isinstance(event, str) else event.array_id
+        if array_id not in self.arrays:
+            raise InvalidParameter(f"array {array_id!r} is not beside this trace: save it with captures=True")
+        return self.arrays[array_id]
+
     # -- parts and checks -----------------------------------------------------------------------------------
 
     def for_request(self, *request_ids: str) -> Trace:
@@ -144,7 +198,7 @@ class Trace:
         if not request_ids:
             raise InvalidParameter("for_request() needs at least one request id")
         ids = tuple(dict.fromkeys(i for any_id in request_ids for i in resolve(self._index, any_id)))
-        return Trace(events_of(self._index, ids), only=ids)
+        return Trace(events_of(self._index, ids), only=ids, arrays=self.arrays)
 
     def check(self) -> list[str]:
         """Contradictions between events, one sentence each; empty when everything adds up."""
@@ -152,17 +206,26 @@ class Trace:
 
     # -- files ----------------------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike) -> Path:
-        """Write the trace as gzipped JSON lines, all or nothing (usual name: ``NAME.trace.jsonl.gz``)."""
+    def save(self, path: str | os.PathLike, *, captures: bool = False) -> Path:
+        """Write the trace as gzipped JSON lines, all or nothing (usual name: ``NAME.trace.jsonl.gz``).
+
+        With ``captures`` the arrays recorded inside the model go into ``PATH.npz`` beside it, where :meth:`load`
+        finds them.
+        """
+        if captures:
+            array_files.save(path, self._index.captured, self.arrays)
         return store.save(path, self.events, self.only)
 
     @classmethod
     def load(cls, path: str | os.PathLike, max_bytes: int = store.MAX_BYTES) -> Trace:
-        """Read a saved trace, without a model or torch. At most ``max_bytes`` are unpacked.
+        """Read a saved trace, and the arrays beside it, without a model or torch. At most ``max_bytes`` are unpacked
+        of each.
 
         Raises ``TraceFormatError`` when the file is not a trace, damaged, too large or of a newer version.
         """
-        return cls(*store.load(path, max_bytes))
+        events, only = store.load(path, max_bytes)
+        captured = [event for event in events if isinstance(event, Captured)]
+        return cls(events, only, array_files.load(path, captured, max_bytes) if captured else None)
 
     def to_perfetto(self, path: str | os.PathLike | None = None) -> dict[str, Any]:
         """Chrome trace JSON for ui.perfetto.dev, written to ``path`` when given (``*.gz``: gzipped)."""

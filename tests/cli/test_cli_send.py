@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -199,13 +200,45 @@ def test_nothing_at_the_address_fails_within_seconds():
         (["--url", "127.0.0.1:1", "--model", "m", "hi"], "url"),
         (["--max-tokens", "5", "--thinking", "5", "hi"], "budget_tokens"),
         (["--trace", "/no/such/folder/file", "hi"], "--trace"),
-        (["--model", "mock", ""], "user entry"),
+        (["--model", "mock", ""], "the prompt is empty"),
+        (["--model", "mock", " "], "the prompt is empty"),
     ],
 )
 def test_wrong_usage_is_exit_status_2_and_names_the_mistake(arguments, named):
     result = in_process(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert named in uncoloured(result.stderr)
+
+
+def test_nothing_on_standard_input_is_an_empty_prompt():
+    result = CliRunner().invoke(app, ["send", "--model", "mock", "-"], input="\n")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "the prompt is empty: give some text on standard input" in result.stderr
+
+
+def test_a_server_that_falls_silent_on_purpose_is_waited_for_aloud_and_not_for_long(monkeypatch):
+    monkeypatch.setattr("llmlab.commands.connection.IDLE_S", 0.6)
+    monkeypatch.setattr("llmlab.commands.connection.WARN_S", 0.2)
+    done = in_process("--model", "mock", "--max-tokens", "20", "--fault", "stall=3", "hi")
+    assert done.exit_code == 1
+    assert re.search(r"^llmlab: [0-9.,]+ ms: warning: idle: 0\.2\S* s without events$", done.stderr, re.MULTILINE)
+    assert "no events for 0.6 s" in done.stderr.rstrip().split("\n")[-1]
+
+
+def test_a_request_of_which_nothing_comes_is_waited_for_aloud(monkeypatch):
+    monkeypatch.setattr("llmlab.commands.sending.PATIENCE_S", 0.2)
+    slow = in_process("--model", "mock", "--max-tokens", "2", "--fault", "delay=0.8", "hi")
+    monkeypatch.setattr("llmlab.commands.sending.PATIENCE_S", 60)
+    quick = in_process("--model", "mock", "--max-tokens", "2", "hi")
+    assert (slow.exit_code, quick.exit_code) == (0, 0)
+    assert slow.stderr.count("nothing has come for 0.2 s") == 1
+    assert "nothing has come" not in quick.stderr
+
+
+def test_help_explains_each_fault():
+    text = " ".join(uncoloured(llmlab("send", "--help", env={**os.environ, "COLUMNS": "200"}).stdout).split())
+    for words in ("status=529x2: refuse twice", "drop=200: cut after", "stall=3x1: silence for 1 s after 3 frames"):
+        assert words in text
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a POSIX signal to the process")

@@ -12,8 +12,10 @@ from contextlib import contextmanager
 import httpx2
 import pytest
 from command_line import COMMAND, llmlab, uncoloured
+from typer.main import get_command
 
 from llmlab import open as open_lab
+from llmlab.cli import app
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals to the process")
 
@@ -137,6 +139,25 @@ def test_a_keys_file_with_a_mistake_says_how_it_is_written(tmp_path):
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert "line 1: write KEY [NAME [TIER]]" in result.stderr
     assert "secret" not in result.stderr
+
+
+def test_a_keys_file_that_others_may_read_is_one_line_of_warning(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("secret alice\n")
+    keys.chmod(0o644)
+    with serving("--model", "mock", "--keys", str(keys)) as (process, _, _):
+        status, errors = stop(process)
+    assert (status, errors) == (0, f"llmlab: other users may read the keys file {keys}: use chmod 600\n")
+
+
+def test_help_names_every_option_in_full_at_80_columns():
+    text = uncoloured(llmlab("serve", "--help", env={**os.environ, "COLUMNS": "80"}).stdout)
+    shown = set(re.findall(r"--[a-z-]+", text))
+    options = [each for each in get_command(app).commands["serve"].params if each.opts]
+    assert len(options) > 20
+    assert {name for each in options for name in (*each.opts, *each.secondary_opts)} <= shown
+    assert max(map(len, text.splitlines())) <= 80
+    assert {"round_robin,", "least_loaded", "prefix_affine."} <= set(text.split())
 
 
 def test_help_says_what_an_operator_has_to_know():

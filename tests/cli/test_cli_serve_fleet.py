@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX sig
 LINE = re.compile(
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ (?P<endpoint>\S+) (?P<model>\S+) (?P<status>\S+) (?P<outcome>\S+) "
     r"prompt=(?P<prompt>\S+) cached=(?P<cached>\S+) output=(?P<output>\S+) ttft=(?P<ttft>\S+) "
-    r"total=(?P<total>\S+) backend=(?P<backend>\S+) (?P<id>req_\w+)"
+    r"total=(?P<total>\S+) backend=(?P<backend>\S+) (requested=(?P<requested>\S+) )?(?P<id>req_\w+)"
 )
 
 
@@ -70,5 +70,18 @@ def test_the_log_names_refusals_and_holds_no_text(tmp_path):
     assert status == 0
     assert refused.group("model", "status", "outcome", "backend") == ("-", "401", "authentication_error", "-")
     assert answered.group("model", "status", "outcome", "backend") == ("mock", "200", "ok", "mock")
+    assert (refused["requested"], answered["requested"]) == (None, "any")
     for private in ("private", "key", "inRDG"):
         assert private not in log
+
+
+def test_an_upstream_that_cannot_be_used_is_announced_with_the_reason(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("the-secret-key\n")
+    keys.chmod(0o600)
+    with serving("--model", "mock", "--keys", str(keys)) as (_, locked, _):
+        arguments = ["--no-engine", "--upstream", locked, "--upstream", "http://127.0.0.1:9"]
+        with serving(*arguments) as (_, _, said):
+            refused, gone = (line for line in said.splitlines() if line.startswith("  upstream"))
+    assert "(status 401)): set LLMLAB_UPSTREAM_API_KEY to a key that it takes" in refused
+    assert "cannot be reached (Connection refused)" in gone

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 from scripted_sender import ScriptedSender, says, wants
-from scripted_server import ScriptedServer, chunked, end, frames, start, text, tool
+from scripted_server import ScriptedServer, chunked, end, frames, reply, start, text, tool
 
 from llmlab.client.agent import Agent
 from llmlab.client.assemble import Options, SystemText
@@ -245,7 +245,8 @@ def test_the_recorder_is_the_senders_unless_another_is_given():
 
 
 def test_the_first_requests_of_each_run_can_be_made_to_call_a_tool():
-    force, none = {"type": "tool", "name": "calculator"}, {"type": "none"}
+    force = {"type": "tool", "name": "calculator", "disable_parallel_tool_use": True}
+    none = {"type": "none"}
     it = agent(
         wants(SUM),
         says("a"),
@@ -260,10 +261,18 @@ def test_the_first_requests_of_each_run_can_be_made_to_call_a_tool():
 
 
 def test_a_truncated_call_is_forced_again():
-    force = {"type": "any"}
+    force = {"type": "any", "disable_parallel_tool_use": False}
     it = agent(says("", "max_tokens"), wants(SUM), says("ok"), tool_choices=[force], limit=OutputLimit(5, 10))
     it.run("go")
     assert [request.get("tool_choice") for request in it.sender.requests] == [force, force, None]
+
+
+def test_a_forced_call_is_one_call_unless_the_choice_says_otherwise():
+    named, several = {"type": "any"}, {"type": "any", "disable_parallel_tool_use": False}
+    it = agent(wants(SUM), wants(("2", *SUM[1:])), says("a"), tool_choices=[named, several, {"type": "auto"}])
+    it.run("go")
+    sent = [request["tool_choice"] for request in it.sender.requests]
+    assert sent == [named | {"disable_parallel_tool_use": True}, several, {"type": "auto"}]
 
 
 def test_a_small_window_gets_a_small_output_limit():
@@ -275,14 +284,33 @@ def test_a_small_window_gets_a_small_output_limit():
 def test_it_works_over_a_real_connection():
     ask = frames(start(), *tool(0, '{"expression":', ' "6*7"}', name="calculator"), *end("tool_use"))
     answer = frames(start(input_tokens=1, cache_read_input_tokens=7), *text(0, "42"), *end())
-    with ScriptedServer(chunked(ask), chunked(answer)) as server, Client(server.url) as client:
+    models = reply(200, {"data": [{"id": "mock", "max_input_tokens": 2_048}], "has_more": False})
+    with ScriptedServer(models, chunked(ask), chunked(answer)) as server, Client(server.url) as client:
         result = Agent(client, model="mock").run("6*7?")
     assert result.text == "42"
     assert [(turn.tools, turn.cache_read) for turn in result.turns] == [(("calculator",), 0), ((), 7)]
-    assert server.requests[1].body["messages"][-1]["content"][0]["content"] == "42"
+    assert server.requests[2].body["messages"][-1]["content"][0]["content"] == "42"
+    assert [request.body["max_tokens"] for request in server.requests[1:]] == [256, 256]
 
 
 @pytest.mark.parametrize("bad", [{"max_turns": 0}, {"options": Options(betas=("x-1",))}])
 def test_settings_that_cannot_work_are_refused(bad):
     with pytest.raises(InvalidParameter):
+        agent(**bad)
+
+
+@pytest.mark.parametrize(
+    ("bad", "advice"),
+    [
+        ({"limit": 60}, r"OutputLimit\(60, 60\)"),
+        ({"limit": "much"}, "None for one that fits"),
+        ({"compaction": 2_048}, "CompactionPolicy"),
+        ({"tools": [len]}, r"LocalTool\('len', description, schema, function\)"),
+        ({"tools": len}, "must be a list of LocalTool"),
+        ({"tools": LocalTool("t", "", {"type": "object"}, str)}, "put it into one"),
+        ({"external_tools": [{"name": "t"}]}, "is not a LocalTool"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_what_would_work(bad, advice):
+    with pytest.raises(InvalidParameter, match=advice):
         agent(**bad)

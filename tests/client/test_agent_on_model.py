@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 import pytest
@@ -63,6 +64,19 @@ def test_the_cache_carries_more_of_every_turn(lab):
     assert reads == [min(pair) for pair in zip(marked, served.num_cached_tokens, strict=True)]
     assert all(one < other for one, other in pairwise(reads))
     assert [turn.prompt for turn in turns] == list(served.num_prompt_tokens)
+
+
+def test_a_forced_tool_runs_and_the_loop_ends_in_seconds_with_the_defaults(lab, tmp_path):
+    (tmp_path / "notes.txt").write_text("Buy bread.")
+    started = time.monotonic()
+    it = Agent(lab.client(), model=lab.model, root=tmp_path, tool_choices=[{"type": "tool", "name": "list_folder"}])
+    result = it.run("Which files are here?")
+    assert result.turns[0].tools == ("list_folder",)
+    results = [block for entry in it.transcript.entries for block in entry.content if block["type"] == "tool_result"]
+    assert len(results) >= 1
+    assert "incomplete" not in results[0]["content"], "the call was whole, so the tool was run"
+    assert it.limit.max_tokens == (lab.engine.capacity.max_model_len - 1) // 8
+    assert time.monotonic() - started < 60
 
 
 def test_a_full_window_is_summarised_by_the_model_itself(lab):

@@ -229,3 +229,10 @@ def test_reads_are_noted_under_one_name(project):
     for path in ("a.txt", "./a.txt", "sub/../a.txt", "missing"):
         box.run(use("read_file", path=path))
     assert [(read.path, read.again) for read in reads.log] == [("a.txt", False), ("a.txt", True), ("a.txt", True)]
+
+
+def test_texts_in_the_arguments_of_local_tools_are_bounded(tmp_path):
+    for tool in local_tools(tmp_path):
+        assert {field["maxLength"] for field in tool.schema["properties"].values()} == {120}
+    use = {"type": "tool_use", "id": "1", "name": "calculator", "input": {"expression": "1" * 121}}
+    assert "too long" in Toolbox(local_tools()).run(use)["content"]

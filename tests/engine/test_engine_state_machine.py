@@ -132,7 +132,7 @@ class Serving(RuleBasedStateMachine):
         for which, output in enumerate(run.outputs):
             tokens, text = streamed(run, which)
             assert (tokens, text) == (output.token_ids, output.text)
-            expected = _expected(run, which)
+            expected = self.expected(run, which)
             if output.stop_reason == "aborted":
                 assert run.id in self.aborted
                 assert tokens == expected[: len(tokens)]
@@ -141,6 +141,11 @@ class Serving(RuleBasedStateMachine):
                 assert output.stop_reason == ("eos" if tokens[-1] == EOS else "length")
         if run.params.prompt_logprobs is not None and run.id not in self.aborted:
             assert len(run.prompt_logprobs) == len(run.prompt_token_ids) - 1
+
+    def expected(self, run: Run, which: int) -> list[int]:
+        if run.params.greedy:
+            return continuation(run.prompt_token_ids, run.params.max_tokens, EOS_EVERY)
+        return sampled_continuation(run.prompt_token_ids, run.params, which, EOS_EVERY)
 
     def teardown(self):
         if not hasattr(self, "engine"):
@@ -153,12 +158,6 @@ class Serving(RuleBasedStateMachine):
         self.blocks_have_owners_and_streams_are_right()
         assert self.open_runs == []
         assert_all_returned(self.engine)
-
-
-def _expected(run: Run, which: int) -> list[int]:
-    if run.params.greedy:
-        return continuation(run.prompt_token_ids, run.params.max_tokens, EOS_EVERY)
-    return sampled_continuation(run.prompt_token_ids, run.params, which, EOS_EVERY)
 
 
 TestServing = Serving.TestCase

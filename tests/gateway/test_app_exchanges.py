@@ -60,6 +60,30 @@ async def test_a_doubled_v1_hints_at_the_base_url():
     assert "base_url" in response.json()["error"]["message"]
 
 
+async def test_a_path_that_is_not_here_is_answered_with_those_that_are():
+    gateway = gateway_of()
+    async with client_of(gateway) as client:
+        message = (await client.post("/v1/nothing")).json()["error"]["message"]
+        posts, gets = (part.split(", ") for part in message.partition("POST ")[2].split("; GET "))
+        assert "/v1/messages" in posts
+        assert "/v1/models/{id}" in gets
+        assert [(await client.get(path)).status_code for path in posts] == [405] * 3
+        assert [(await client.post(path)).status_code for path in gets] == [405] * len(gets)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions"])
+async def test_a_base_url_without_v1_reaches_the_same_endpoint(path):
+    answers = [(await ask(gateway_of(), each)).json() for each in (path, path.removeprefix("/v1"))]
+    assert [set(answer) for answer in answers] == [set(answers[0])] * 2
+    assert answers[0].get("type") == answers[1].get("type")
+
+
+async def test_the_alias_refuses_in_the_envelope_of_its_protocol():
+    async with client_of(gateway_of()) as client:
+        response = await client.get("/messages")
+    assert (response.status_code, response.json()["type"]) == (405, "error")
+
+
 async def test_the_shared_models_path_answers_in_the_callers_envelope():
     async with client_of(gateway_of()) as client:
         response = await client.get("/v1/models/nobody", headers=ANTHROPIC)

@@ -499,6 +499,19 @@ async def test_the_trace_joins_the_exchange_to_its_engine_requests(serve):
     assert "render" in {event.name for event in events if isinstance(event, Stage)}
 
 
+async def test_reading_the_vocabulary_and_compiling_a_grammar_are_stages_of_their_own(serve):
+    backend = serve(CALL)
+    for _ in range(2):
+        await reply_to(backend, ask("hi", tools=(WEATHER,)))
+    await reply_to(backend, ask("hi", format=OutputFormat()))
+    await reply_to(backend, ask("hi"))
+    names = ("read vocabulary", "compile grammar")
+    events = backend.engine.recorder.snapshot()
+    stages = [(event.name, event.reason) for event in events if isinstance(event, Stage) and event.name in names]
+    first, again = ("compile grammar", "first use"), ("compile grammar", "cached")
+    assert stages == [("read vocabulary", "first use of a grammar"), first, again, first]
+
+
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.sampled_from(["text", "stop", "length", "leave", "call"]), min_size=1, max_size=5))
 def test_any_mix_of_requests_at_once_leaves_the_engine_empty(kinds):

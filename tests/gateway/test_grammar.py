@@ -17,7 +17,8 @@ from llmlab.api.conversation import Tool, ToolChoice
 from llmlab.api.errors import ApiError
 from llmlab.engine.distribution import argmax
 from llmlab.errors import ConstraintError, InvalidParameter
-from llmlab.gateway.grammar import GrammarConstraint, Grammars
+from llmlab.gateway.grammar import Grammars
+from llmlab.gateway.grammar_constraint import GrammarConstraint
 from llmlab.models.byte_tokenizer import ByteTokenizer
 
 EOS, VOCABULARY = ByteTokenizer.eos_token_id, ByteTokenizer.vocab_size
@@ -376,9 +377,9 @@ def test_all_schemas_of_a_request_count_together(grammars):
 
 def test_an_equal_grammar_is_compiled_once_and_the_cache_is_bounded():
     grammars = Grammars(ByteTokenizer(), VOCABULARY, (EOS,))
-    for _ in range(3):
-        grammars.json(dict(CITY))
-        grammars.tool_calls(list(TOOLS), choice("auto"))
+    for was_cached in (False, True, True):
+        assert grammars.json(dict(CITY)).was_cached == was_cached
+        assert grammars.tool_calls(list(TOOLS), choice("auto")).was_cached == was_cached
     assert grammars._compiled.cache_info().misses == 2
     for i in range(40):
         grammars.json({"const": i})

@@ -95,7 +95,7 @@ async def test_a_model_is_served_only_where_it_is():
 async def test_an_unknown_model_gets_the_first_one_or_404():
     lenient = await Router(three(), Settings()).pick(conversation(model="claude-opus"))
     assert (lenient.model, lenient.backend.name) == ("tiny", "one")
-    assert "stands in" in lenient.reason
+    assert lenient.reason.startswith("unknown model 'claude-opus', served by tiny; ")
     with pytest.raises(ApiError, match="Available: tiny") as caught:
         await Router(three(), Settings(fallback_model=False)).pick(conversation(model="claude-opus"))
     assert caught.value.status == 404
@@ -107,6 +107,7 @@ async def test_the_response_names_the_model_that_really_answered():
         chat = await client.post("/v1/chat/completions", json=chat_body(model="gpt-9"))
     assert (message.json()["model"], chat.json()["model"]) == ("tiny", "tiny")
     assert (message.headers["llmlab-model"], message.headers["llmlab-backend"]) == ("tiny", "scripted")
+    assert message.headers["llmlab-requested-model"] == "claude-opus"
 
 
 async def test_a_backend_that_cannot_be_reached_is_left_out():

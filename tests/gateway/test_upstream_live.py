@@ -139,3 +139,32 @@ def test_leaving_while_the_upstream_has_not_answered_closes_the_connection_to_it
             ask(claude(front.url, timeout=0.3), model="scripted")
         assert left.wait(5)
         wait_for(lambda: front.gateway.backends[0].load == 0)
+
+
+def test_both_protocols_are_told_which_fields_do_not_reach_the_upstream(found):
+    thought = {"type": "thinking", "thinking": "hm", "signature": ""}
+    marked = {"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}
+    plain = ask(claude(found.front.url))
+    assert "llmlab-ignored" not in plain.headers
+    message = ask(
+        claude(found.front.url),
+        max_tokens=2000,
+        thinking={"type": "enabled", "budget_tokens": 1024},
+        messages=[
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": [thought, {"type": "text", "text": "ho"}]},
+            {"role": "user", "content": [marked]},
+        ],
+        extra_body={
+            "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]},
+            "diagnostics": {"previous_message_id": None},
+        },
+        extra_headers={"anthropic-beta": "context-management-2025-06-27"},
+    )
+    told = set(message.headers["llmlab-ignored"].split(", "))
+    assert told == {"thinking", "messages.content.thinking", "cache_control", "context_management", "diagnostics"}
+    body = {"model": "mock", "max_tokens": 12, "messages": MESSAGES, "reasoning_effort": "low", "store": False}
+    completion = chat(found.front.url).chat.completions.with_raw_response.create(**body)
+    assert set(completion.headers["llmlab-ignored"].split(", ")) == {"store", "reasoning_effort"}
+    direct = chat(found.servers[0].url).chat.completions.with_raw_response.create(**body)
+    assert direct.headers["llmlab-ignored"] == "store", "our engine thinks when it is asked to"

@@ -19,8 +19,12 @@ from llmlab.trace.codec import decode, encode, parse
 from llmlab.trace.events import (
     EVENT_TYPES,
     BlockEvent,
+    Captured,
     Decision,
+    DraftPolicy,
+    DraftRound,
     Gap,
+    ProbeNote,
     PromptLogprobs,
     RequestFinished,
     RequestSubmitted,
@@ -43,11 +47,17 @@ ONE_OF_EACH = [
     BlockEvent(1, 0, 3, "copy", "r0", 1, 1, "ab", 2),
     Token(1, 0, "r0", 2, 9, -0.25, "target", ((9, -0.25), (4, -3.0))),
     PromptLogprobs(1, 0, "r0", 1, (-0.5,), (((2, -0.5), (1, -2.0)),)),
+    DraftRound(
+        1, 0, "r0", "ngram", "exact", 0, 4, 3, (5, 6), (0.5, 0.1), (1.0, 1.0), (0.2, 0.9), 1, "recovered", 7, 9, 2, 8
+    ),
+    DraftPolicy(1, 0, None, 2, "it pays", 0.5, 3),
     TextEmitted(1, 0, "r0", "é", 1),
     RequestFinished(1, 0, "r0", "stop_token", 9, {"output_tokens": 1}),
     WireEvent(1, "req_1", "gateway", "frame", "sent", 12, "ping", "é\x00\ud83d"),
     Stage(1, 2, "req_1", "gateway", "route", "ok", "least loaded", {"backend": "engine", "load": 0.5}),
     WireLink(1, "req_1", "engine", "r0"),
+    Captured(1, 0, "r0", "r0/hidden/3/0", "hidden", 3, ("position", "width"), (1, 2), "float32", 8, (5,), ()),
+    ProbeNote(1, 0, "r0", "started", "hidden", (5, 6), 4),
     Gap(1, 5),
 ]
 

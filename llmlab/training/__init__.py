@@ -1,0 +1,1 @@
+"""Training a draft head on text that the target model wrote itself."""

@@ -1,0 +1,26 @@
+"""The benchmark of speculation, on the model without weights."""
+
+from __future__ import annotations
+
+import json
+
+from llmlab.bench.speculative import PLAIN, measure_speculation, speculation_object, speculation_table
+from llmlab.bench.speculative_prompts import KINDS
+
+
+def test_every_kind_is_served_by_every_proposer_that_there_is():
+    result = measure_speculation(1, model="mock", quick=True)
+    assert {f.proposer for f in result.figures} == {PLAIN, "ngram"}
+    assert {f.kind for f in result.figures} == {kind.name for kind in KINDS}
+    assert set(result.missing) == {"early-exit", "head"}
+    assert all(len(f.seconds) == 1 for f in result.figures)
+    assert all(result.speed_up(f) == 1.0 for f in result.figures if f.proposer == PLAIN)
+    figures = json.loads(json.dumps(speculation_object(result)))["figures"]
+    assert len(figures) == len(result.figures)
+    assert speculation_table(result).row_count == len(KINDS)
+
+
+def test_prompts_of_a_batch_are_all_different():
+    for kind in KINDS:
+        for count in (1, 4, 16):
+            assert len(set(kind.take(count))) == count
