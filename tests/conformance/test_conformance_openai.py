@@ -119,8 +119,8 @@ def test_structured_output_is_parsed_by_the_package(client, idle_lab):
     completion = client.chat.completions.parse(
         model="mock", max_completion_tokens=200, messages=HELLO, response_format=Place
     )
-    if completion.choices[0].finish_reason == "stop":
-        assert isinstance(completion.choices[0].message.parsed, Place)
+    assert completion.choices[0].finish_reason == "stop"
+    assert isinstance(completion.choices[0].message.parsed, Place)
 
 
 def test_json_mode(client, idle_lab):
