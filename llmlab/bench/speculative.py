@@ -1,7 +1,7 @@
 """What speculation gains: output tokens per verification and wall-clock time beside plain decoding, in turns.
 
-Every proposer has a lab of its own, on the same model, one thread each; only one serves at a time. Outputs have a
-fixed length, so a ratio of times is a ratio of speeds.
+Every proposer has a lab of its own, on the same model, one thread each; only one serves at a time. An answer ends where
+the model ends it, so that speeds are output tokens per second.
 """
 
 from __future__ import annotations
@@ -31,19 +31,25 @@ NEW_TOKENS, QUICK_NEW_TOKENS = 96, 16
 
 @dataclass(slots=True)
 class SpeculationFigures:
-    """One proposer on one kind of prompt at one batch size, a figure a round.
+    """One proposer on one kind of prompt, ``batch`` at once and at least all of the kind, a figure a round.
 
-    ``seconds`` from submission to the last token; ``lengths``: output tokens per verification, NaN without one;
-    ``accepted`` and ``rejected`` draft tokens.
+    ``seconds`` from submission to the last token, and the ``tokens`` of all outputs; ``lengths``: output tokens per
+    verification, NaN without one; ``accepted`` and ``rejected`` draft tokens.
     """
 
     proposer: str
     kind: str
     batch: int
     seconds: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
     lengths: list[float] = field(default_factory=list)
     accepted: int = 0
     rejected: int = 0
+
+    @property
+    def speeds(self) -> list[float]:
+        """Output tokens per second."""
+        return [tokens / seconds for tokens, seconds in zip(self.tokens, self.seconds, strict=True)]
 
     @property
     def length(self) -> float:
@@ -60,9 +66,9 @@ class SpeculationResult:
     missing: dict[str, str]
 
     def speed_up(self, figures: SpeculationFigures) -> float:
-        """Plain seconds over this proposer's: the median over rounds, in each of which they took turns."""
+        """This proposer's speed over the plain one: the median over rounds, in each of which they took turns."""
         plain = next(f for f in self.figures if (f.proposer, f.kind, f.batch) == (PLAIN, figures.kind, figures.batch))
-        return median(a / b for a, b in zip(plain.seconds, figures.seconds, strict=True))
+        return median(mine / plainly for mine, plainly in zip(figures.speeds, plain.speeds, strict=True))
 
 
 def measure_speculation(
@@ -120,15 +126,17 @@ def _open(
 
 
 def _serve(lab: Lab, kind: Kind, batch: int, new_tokens: int, figures: SpeculationFigures | None) -> None:
-    params = {"max_tokens": new_tokens, "ignore_eos": True, "temperature": kind.temperature}
-    start = perf_counter()
-    runs = [lab.submit(prompt, **params) for prompt in kind.take(batch)]
-    for run in runs:
-        run.wait()
+    params = {"max_tokens": new_tokens, "temperature": kind.temperature}
+    prompts = kind.take(max(batch, len(kind.prompts)))
+    start, runs = perf_counter(), []
+    for first in range(0, len(prompts), batch):
+        together = [lab.submit(prompt, **params) for prompt in prompts[first : first + batch]]
+        runs += [run.wait() for run in together]
     seconds = perf_counter() - start
     if figures is None:
         return
     figures.seconds.append(seconds)
+    figures.tokens.append(sum(len(run.token_ids) for run in runs))
     trace = lab.trace.for_request(*(run.id for run in runs))
     figures.lengths.append(trace.drafts.attrs["summary"]["mean_acceptance_length"])
     figures.accepted += sum(run.usage.get("accepted_draft_tokens", 0) for run in runs)
@@ -177,6 +185,7 @@ def _object(figures: SpeculationFigures, speed: float) -> dict[str, Any]:
         "mean_acceptance_length": None if math.isnan(figures.length) else figures.length,
         "speed_beside_plain": speed,
         "seconds": figures.seconds,
+        "output_tokens": figures.tokens,
         "accepted_draft_tokens": figures.accepted,
         "rejected_draft_tokens": figures.rejected,
     }

@@ -20,25 +20,36 @@ class Kind:
         return [*self.prompts, *more][: times * len(self.prompts) + rest]
 
 
-_CODE = """def total(prices, tax):
-    result = 0
-    for price in prices:
-        result = result + price
-    return result * (1 + tax)
+_CODE = """class Basket:
+    def __init__(self, owner):
+        self.owner = owner
+        self.prices = []
 
+    def add(self, price):
+        self.prices.append(price)
 
-def mean(prices):
-    if not prices:
-        return 0
-    return sum(prices) / len(prices)"""
+    def total(self, tax):
+        result = 0
+        for price in self.prices:
+            result = result + price
+        return result * (1 + tax)
+
+    def mean(self):
+        if not self.prices:
+            return 0
+        return sum(self.prices) / len(self.prices)"""
 _LETTER = (
     "The library in Mill Street opens at nine on weekdays and at ten on Saturdays. Books can be kept for three weeks "
-    "and renewed twice, by telephone or at the desk. The reading room on the second floor closes half an hour earlier."
+    "and renewed twice, by telephone or at the desk. The reading room on the second floor closes half an hour earlier. "
+    "Children under twelve need a card signed by a parent. Maps and old newspapers are kept in the cellar, and a "
+    "librarian brings them up on request. Concerts take place in the garden on the first Sunday of every month, or in "
+    "the large hall when it rains. Members of the society of friends pay nothing for them."
 )
+# what is asked for is longer than what the benchmark lets them answer, so that they quote to the end
 _QUOTES = (
-    f"Write this Python code again, with the function total renamed to invoice_total:\n{_CODE}",
-    f"Repeat this text word for word, then stop:\n{_LETTER}",
-    f"Add a docstring to each function and change nothing else:\n{_CODE}",
+    f"Write this Python class again without any change:\n{_CODE}",
+    f"Repeat this text word for word:\n{_LETTER}",
+    f"Write this Python class again, with the method total renamed to sum_with_tax:\n{_CODE}",
     f"Correct the spelling where it is wrong and repeat the rest unchanged:\n{_LETTER.replace('weekdays', 'weakdays')}",
 )
 _FACTS = (
@@ -56,6 +67,6 @@ _CHAT = (
 KINDS = (
     Kind("quote and edit", 0.0, _QUOTES),
     Kind("facts", 0.0, _FACTS),
-    Kind("chat", 0.7, _CHAT),
+    Kind("chat", 0.0, _CHAT),
     Kind("high temperature", 1.2, _CHAT),
 )

@@ -29,13 +29,21 @@ class Variant:
     sinks: torch.Tensor | None = None
 
 
-def decode_mask(lengths: torch.Tensor, width: int, window: int, dtype: torch.dtype) -> torch.Tensor:
-    """Additive mask ``(rows, 1, width)``: row ``i`` sees its last ``window`` of ``lengths[i]`` positions."""
+def few_mask(
+    lengths: torch.Tensor, counts: torch.Tensor, queries: int, width: int, window: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Additive mask ``(rows, queries, width)`` of rows with ``lengths`` positions, the last ``counts`` of them new.
+
+    Query ``j`` of a row stands at its ``j``-th new position (the last one when there are fewer) and sees ``window``
+    positions up to there, all when that is 0.
+    """
     positions = torch.arange(width, device=lengths.device)
-    hidden = positions >= lengths[:, None]
+    steps = torch.arange(queries, device=lengths.device)
+    at = ((lengths - counts)[:, None] + torch.minimum(steps, counts[:, None] - 1))[..., None]
+    hidden = positions > at
     if window:
-        hidden |= positions < lengths[:, None] - window
-    return torch.zeros(hidden.shape, dtype=dtype, device=lengths.device).masked_fill_(hidden, -torch.inf)[:, None]
+        hidden |= positions <= at - window
+    return torch.zeros(hidden.shape, dtype=dtype, device=lengths.device).masked_fill_(hidden, -torch.inf)
 
 
 def attend_prefill(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, variant: Variant) -> torch.Tensor:

@@ -29,7 +29,8 @@ from llmlab.engine.speculative.build import make_speculator
 from llmlab.engine.speculative.config import Speculation
 from llmlab.engine.step import StepExecutor
 from llmlab.errors import EngineStopped, InvalidParameter, LabError
-from llmlab.trace.events import RequestFinished, RequestSubmitted
+from llmlab.models.token_bytes import TokenPieces
+from llmlab.trace.events import Event, RequestFinished, RequestSubmitted
 from llmlab.trace.recorder import Recorder
 from llmlab.trace.trace import Trace
 
@@ -74,6 +75,7 @@ class Engine:
         self.scheduler = Scheduler(self.pool, config or SchedulerConfig(), self.journal)
         self.speculator = None if speculation is None else make_speculator(speculation, self)
         self.recorder.emit(engine_info(self))
+        self._pieces = TokenPieces(tokenizer)
         self._sequences: dict[str, Sequence] = {}
         self._open_ids: set[str] = set()
         self._closed = False
@@ -84,6 +86,7 @@ class Engine:
         self._thread_lock = threading.Lock()  # guards (_thread, _stopping), _closed and _open_ids
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
+        self._paused = False
         self._executor = StepExecutor(self)
         # a thread still inside torch when the interpreter ends would bring the process down
         atexit.register(_stop_if_alive, weakref.ref(self))
@@ -342,11 +345,31 @@ class Engine:
                 sequence.run.fail(EngineStopped("the engine was closed before this run finished: open another"))
                 self.end(sequence, StopReason.ABORTED)
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether the background thread leaves all steps to whoever calls :meth:`step`."""
+        return self._paused
+
+    def pause(self) -> None:
+        """Let the background thread rest after the step under way. Those who wait for a run go on waiting; steps are
+        taken by hand until :meth:`resume`."""
+        with self._step_lock:
+            self._paused = True
+
+    def resume(self) -> None:
+        """Let the background thread step again."""
+        self._paused = False
+        self._wake.set()
+
     def _loop(self, stopping: threading.Event) -> None:
         while not stopping.is_set():
             self._wake.clear()
-            if not self.step() and not stopping.is_set():
+            if not self._step_unless_paused() and not stopping.is_set():
                 self._wake.wait(POLL_S)
+
+    def _step_unless_paused(self) -> bool:
+        with self._step_lock:  # pause() waits for it, so no step begins after that
+            return not self._paused and self.step()
 
     # -- trace ----------------------------------------------------------------------------------------------
 
@@ -355,7 +378,11 @@ class Engine:
         """Everything recorded so far. A run ends inside a step, so a step that is ending is waited for."""
         if self._step_lock.acquire(timeout=STEP_END_S):
             self._step_lock.release()
-        return Trace(self.recorder.snapshot(), arrays=self._shelf and self._shelf.arrays())
+        return self.trace_of(self.recorder.snapshot())
+
+    def trace_of(self, events: Iterable[Event]) -> Trace:
+        """Some of the recorded events as a trace, with what was recorded inside the model and the tokens' bytes."""
+        return Trace(events, arrays=self._shelf and self._shelf.arrays(), pieces=self._pieces)
 
 
 def _stop_if_alive(reference: weakref.ref[Engine]) -> None:

@@ -47,4 +47,5 @@ def engine_info(engine: Engine) -> EngineInfo:
         prefix_cache="hash" if engine.pool.prefix_cache else "off",
         versions=versions(),
         speculative="off" if engine.speculator is None else str(engine.speculator),
+        num_heads=capacity.num_heads,
     )

@@ -13,7 +13,7 @@ from torch import nn
 
 from llmlab.engine.attention import Variant
 from llmlab.engine.step_view import StepView
-from llmlab.models.fuse import ProjectionPart
+from llmlab.models.fuse import PackedLinear, ProjectionPart, with_rows
 
 FEW_TOKENS = 32
 """Above, the doubled width costs more than the saved operations (CPU, measured)."""
@@ -49,7 +49,7 @@ class LeanLayer:
         return self.run(hidden_states[0], cache, position_embeddings)[None]
 
     def run(self, hidden: torch.Tensor, view: StepView, position_embeddings: tuple) -> torch.Tensor:
-        """``(tokens, width)`` in and out."""
+        """``(tokens, width)`` in and out; what follows the view's tokens is padding."""
         rotary = view.rotary(position_embeddings, self.heads + self.kv_heads, self.kv_heads)
         hidden = hidden + self._attention(self.norm_before_attention(hidden), view, rotary)
         gate, up = self.gate_up(self.norm_before_mlp(hidden)).chunk(2, dim=-1)
@@ -57,19 +57,17 @@ class LeanLayer:
 
     def _attention(self, x: torch.Tensor, view: StepView, rotary: tuple) -> torch.Tensor:
         cos, sin = rotary
-        qkv = self.qkv(x).view(cos.shape)
+        qkv = self.qkv(x)[: len(cos)].view(cos.shape)
         qkv = torch.addcmul(qkv * cos, qkv.roll(self.head_dim // 2, -1), sin).transpose(0, 1)
         query, keys_values = qkv[: self.heads], qkv[self.heads :]
         view.write(self.index, keys_values)
         keys, values = keys_values[: self.kv_heads], keys_values[self.kv_heads :]
-        return self.output(view.attend(self.index, query, keys, values, self.variant).flatten(1))
+        attended = view.attend(self.index, query, keys, values, self.variant).flatten(1)
+        return self.output(with_rows(attended, len(x)))
 
 
 class LeanNorm:
-    """RMSNorm in few operations for few tokens.
-
-    ``x`` beside ``-x`` has mean 0 and the mean square of ``x`` as variance, so the fused layer norm computes it.
-    """
+    """RMSNorm in few operations for few tokens."""
 
     def __init__(self, norm: nn.Module) -> None:
         self.weight, self.epsilon = norm.weight, norm.variance_epsilon
@@ -80,20 +78,31 @@ class LeanNorm:
         """``(tokens, width)`` in and out."""
         if len(x) > FEW_TOKENS:
             return F.rms_norm(x, (self.width,), self.weight, self.epsilon)
-        both = torch.cat((x, -x), dim=-1)
-        return F.layer_norm(both, (2 * self.width,), self.doubled, None, self.epsilon)[:, : self.width]
+        return rms_norm_of_few(x, self.doubled, self.epsilon)
+
+
+def rms_norm_of_few(x: torch.Tensor, doubled: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """RMSNorm of ``(..., width)`` in fewer operations; ``doubled`` ``(2 x width,)`` is its weight twice.
+
+    ``x`` beside ``-x`` has mean 0 and the mean square of ``x`` as variance, so the fused layer norm computes it.
+    """
+    both = torch.cat((x, -x), dim=-1)
+    return F.layer_norm(both, (len(doubled),), doubled, None, epsilon)[..., : x.shape[-1]]
 
 
 class LeanModel:
     """Embedding, lean layers, final norm and head of a causal language model, called without its wrappers.
 
     ``None`` instead of logits means: somebody put a hook on a layer, so call the model itself. With ``keeps_features``
-    the last call's hidden states after the final norm, ``(tokens, width)``, are in ``features``.
+    the last call's hidden states after the final norm, ``(tokens, width)``, are in ``features``. At least ``least``
+    rows are computed, so that no linear layer has to pad them; those after the last token are seen by nobody.
     """
 
     def __init__(self, model: nn.Module, layers: list[nn.Module]) -> None:
         base = model.get_decoder()
         self.layers = layers
+        head = model.get_output_embeddings()
+        self.least = head.least if isinstance(head, PackedLinear) else 1
         self.keeps_features, self.features = False, None
         self.embed, self.rotary = base.embed_tokens.forward, base.rotary_emb
         self.norm, self.head = LeanNorm(base.norm), model.get_output_embeddings().forward
@@ -102,7 +111,8 @@ class LeanModel:
         """Logits ``(len(keep), vocabulary)`` of packed ids and positions, both ``(1, tokens)``."""
         if any(layer._forward_hooks or layer._forward_pre_hooks for layer in self.layers):
             return None
-        hidden, probe = self.embed(input_ids[0]), view.probe
+        tokens, probe = len(input_ids[0]), view.probe
+        hidden = with_rows(self.embed(input_ids[0]), self.least)
         if probe is not None:
             hidden = probe.before_layers(hidden)
         position_embeddings = self.rotary(hidden[None], positions)
@@ -112,8 +122,8 @@ class LeanModel:
             if probe is not None:
                 hidden = probe.after_layer(i, before, hidden)
         if self.keeps_features:
-            self.features = self.norm(hidden)
-        return self.head(self.norm(hidden[keep]))
+            self.features = self.norm(hidden)[:tokens]
+        return self.head(self.norm(with_rows(hidden[keep], self.least)))[: len(keep)]
 
 
 def make_lean(model: nn.Module) -> LeanModel | None:

@@ -14,6 +14,7 @@ from llmlab.engine import seam
 from llmlab.engine.kv_pool import KVPool
 from llmlab.engine.lean import LeanModel
 from llmlab.engine.plan import ScheduledRow, StepPlan
+from llmlab.engine.row_group import FEW_TOKENS, RowGroup
 from llmlab.engine.runner import Capacity
 from llmlab.engine.step_view import PrefillRow, StepView
 from llmlab.models.load import LoadedModel
@@ -63,6 +64,7 @@ class ModelRunner:
             pool.bytes_per_token,
             loaded.model.config.get_text_config().vocab_size,
             min(loaded.max_model_len, seam.longest_context(loaded.model) or loaded.max_model_len),
+            getattr(loaded.model.config.get_text_config(), "num_attention_heads", 0) or 0,
         )
 
     @cached_property
@@ -122,17 +124,16 @@ class ModelRunner:
         ]
 
     def _build(self, plan: StepPlan) -> Batch:
-        """Pack rows: decoding ones first (one token each), then prefill rows."""
-        order = sorted(plan.rows, key=lambda row: row.num_tokens > 1)
-        num_decodes = sum(row.num_tokens == 1 for row in order)
+        """Pack rows: decoding ones first (one token each), then verified drafts, then prefill rows."""
+        order = sorted(plan.rows, key=_packing)
         starts = np.cumsum([0] + [row.num_tokens for row in order])
         ids = np.empty((3, starts[-1]), dtype=np.int64)
         for row, first in zip(order, starts, strict=False):
             self._pack(row, ids[:, first : first + row.num_tokens])
         packed = torch.from_numpy(ids).to(self._input_device)
         firsts = dict(zip(map(id, order), starts.tolist(), strict=False))
-        view = self._view(packed[2], order[:num_decodes], order[num_decodes:], starts[num_decodes:].tolist())
-        if any(row.request.probe is not None for row in order):
+        view = self._view(packed[2], order, starts.tolist())
+        if any(row.request.probe is not None and row.request.probe.is_inside for row in order):
             view = self._probed(view, plan, firsts)
         return Batch(
             packed[None, 0],
@@ -159,25 +160,26 @@ class ModelRunner:
             kept.extend(range(end - row.num_logits, end))
         return torch.tensor(kept, dtype=torch.long, device=self._input_device)
 
-    def _view(
-        self,
-        slots: torch.Tensor,
-        decodes: list[ScheduledRow],
-        prefills: list[ScheduledRow],
-        starts: list[int],
-    ) -> StepView:
-        tables = [row.request.block_table for row in decodes]
-        blocks = np.zeros((len(tables), max(map(len, tables), default=0)), dtype=np.int64)
+    def _view(self, slots: torch.Tensor, order: list[ScheduledRow], starts: list[int]) -> StepView:
+        few = [
+            [(row, first) for row, first in zip(order, starts, strict=False) if _packing(row) == kind]
+            for kind in range(3)
+        ]
+        groups = [self._group(rows) for rows in few[:2] if rows]
+        prefills = [
+            PrefillRow(first, row.num_tokens, row.end, torch.tensor(row.request.block_table)) for row, first in few[2]
+        ]
+        return StepView(self.pool, slots, groups, prefills, self.use_varlen)
+
+    def _group(self, rows: list[tuple[ScheduledRow, int]]) -> RowGroup:
+        tables = [row.request.block_table for row, _ in rows]
+        blocks = np.zeros((len(tables), max(map(len, tables))), dtype=np.int64)
         for i, table in enumerate(tables):
             # padding is masked, but a NaN in it would still spread: only the row's own blocks are known to be clean
             blocks[i] = table[0]
             blocks[i, : len(table)] = table
-        lengths = torch.tensor([row.end for row in decodes], dtype=torch.long)
-        rows = [
-            PrefillRow(start, row.num_tokens, row.end, torch.tensor(row.request.block_table))
-            for row, start in zip(prefills, starts, strict=False)
-        ]
-        return StepView(self.pool, slots, torch.from_numpy(blocks), lengths, rows, self.use_varlen)
+        lengths = torch.tensor([row.end for row, _ in rows], dtype=torch.long)
+        return RowGroup(rows[0][1], tuple(row.num_tokens for row, _ in rows), torch.from_numpy(blocks), lengths)
 
     @torch.inference_mode()
     def forward(self, batches: list[Batch]) -> torch.Tensor:
@@ -202,6 +204,11 @@ class ModelRunner:
         if probe is not None:
             probe.finish(logits)
         return logits[: len(batch.keep)]
+
+
+def _packing(row: ScheduledRow) -> int:
+    """Where a row is packed: 0 with those that decode, 1 with the other short ones, 2 with the prefill rows."""
+    return 0 if row.num_tokens == 1 else 1 if row.num_tokens <= FEW_TOKENS else 2
 
 
 def _watching(probe: StepProbe) -> AbstractContextManager[None]:

@@ -15,6 +15,7 @@ class Capacity:
     """Shape of the K/V pool and limits of the model behind a runner.
 
     ``kv_bytes_per_token`` counts keys and values of all layers; ``max_model_len`` is the longest sequence in tokens.
+    ``num_heads`` is the number of query heads of a layer, 0 when it is not known.
     """
 
     num_blocks: int
@@ -25,6 +26,7 @@ class Capacity:
     kv_bytes_per_token: int
     vocab_size: int
     max_model_len: int
+    num_heads: int = 0
 
 
 class Runner(Protocol):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from llmlab.engine.choice import Choice
 from llmlab.engine.constraint import Constraint
 from llmlab.engine.distribution import adjust_logits, argmax, draw, largest, probabilities
 from llmlab.engine.params import SamplingParams
@@ -28,7 +29,7 @@ class SampleInput:
     ``seed`` is the resolved one, ``sample`` the index within ``n``, ``position`` the absolute position of the
     token to be chosen, ``num_output`` how many were chosen before, ``eos_token_ids`` the model's.
     ``prompt_ids`` and ``output_ids`` are read only if ``params.needs_adjustment``; ``constraint`` masks the row
-    after penalties, biases and bans.
+    after penalties, biases and bans. ``watch`` is shown how the token was chosen; it must not fail.
     """
 
     params: SamplingParams
@@ -40,6 +41,7 @@ class SampleInput:
     num_output: int
     eos_token_ids: tuple[int, ...]
     constraint: Constraint | None = None
+    watch: Callable[[Choice], None] | None = None
 
     @property
     def forbidden_ids(self) -> set[int]:
@@ -80,7 +82,7 @@ def sample(logits: Tensor, rows: Sequence[SampleInput]) -> list[Sampled]:
     best, tokens = logits.amax(dim=-1).tolist(), best_ids.tolist()
     chosen = logprobs.gather(-1, best_ids.unsqueeze(-1)).squeeze(-1).tolist()
     result = [Sampled(token, logprob, (), None) for token, logprob in zip(tokens, chosen, strict=True)]
-    special = [i for i, row in enumerate(rows) if not math.isfinite(best[i]) or not is_plain(row)]
+    special = [i for i, row in enumerate(rows) if not (math.isfinite(best[i]) and is_plain(row)) or row.watch]
     for i, row_logits, row_logprobs in zip(special, *_on_cpu(special, logits, logprobs), strict=True):
         result[i] = _sample_row(row_logits, row_logprobs, rows[i])
     return result
@@ -124,15 +126,18 @@ def _sample_row(logits: Tensor, logprobs: Tensor, row: SampleInput) -> Sampled:
     adjusted, problem = adjusted_row(logits, row)
     if problem is not None:
         return Sampled(-1, math.nan, (), problem)
+    masked, u, probs = adjusted, None, None
     if row.constraint is not None:
-        adjusted, problem = _constrain(adjusted, row)
+        masked, problem = _constrain(adjusted, row)
         if problem is not None:
             return Sampled(-1, math.nan, (), problem, ConstraintError)
     if row.params.greedy:
-        token_id = int(argmax(adjusted))
+        token_id = int(argmax(masked))
     else:
-        u = uniform(row.seed, row.sample, row.position)
-        token_id = draw(probabilities(adjusted, row.params), u)
+        u, probs = uniform(row.seed, row.sample, row.position), probabilities(masked, row.params)
+        token_id = draw(probs, u)
+    if row.watch is not None:
+        row.watch(Choice(row, logits, adjusted, masked, probs, u, token_id))
     return Sampled(token_id, float(logprobs[token_id]), top_of(logprobs, row.params.logprobs), None)
 
 

@@ -40,6 +40,7 @@ class Sequence:
             num_output=request.num_output,
             eos_token_ids=self.eos_token_ids,
             constraint=self.constraint,
+            watch=request.probe.watch if request.probe is not None else None,
         )
 
     def accept(self, sampled: Sampled) -> None:

@@ -180,10 +180,18 @@ class StepExecutor:
                     sampled.top,
                 )
             )
+        if sequence.request.probe is not None:
+            self._record_choice(sequence.request)
         sequence.accept(sampled)
         if problem := sequence.constrain(sampled.token_id):
             return self._fail_one(sequence, ConstraintError, problem)
         return sequence.detokenize(sampled.token_id)
+
+    def _record_choice(self, request: Request) -> None:
+        """How the token about to be accepted was chosen, where that is recorded."""
+        request.probe.keep_choice(self.journal.step, len(request.tokens), request.num_cached)
+        for event in request.probe.store.take_news():
+            self.recorder.emit(event)
 
     def _fail_one(self, sequence: Sequence, error_type: type[LabError], problem: str) -> StopReason:
         sequence.run.fail(error_type(f"run {sequence.run.id}: {problem}"))

@@ -9,8 +9,8 @@ import torch
 
 from llmlab.engine import varlen
 from llmlab.engine.attention import Variant, attend_prefill
-from llmlab.engine.decode_rows import DecodeRows
 from llmlab.engine.kv_pool import KVPool
+from llmlab.engine.row_group import GroupAttention, RowGroup
 from llmlab.engine.varlen import VarlenTables, attend_varlen
 
 if TYPE_CHECKING:
@@ -34,24 +34,22 @@ class PrefillRow:
 
 @dataclass(slots=True)
 class StepView:
-    """The packed tokens of a step: first one per decoding request, then the prefill rows, one after the other.
+    """The packed tokens of a step: first the groups of rows with few of them, then the prefill rows.
 
-    ``slots`` ``(tokens,)`` says where each token's K/V goes; ``decode_blocks`` ``(decodes, width)`` are block tables
-    padded with any block, ``decode_lengths`` ``(decodes,)`` positions after this step. The model calls
-    :meth:`update` in every layer, then the registered attention function calls :meth:`attend`. ``probe`` looks into the
-    pass for rows that asked for it, and is ``None`` when none did.
+    ``slots`` ``(tokens,)`` says where each token's K/V goes. The model calls :meth:`update` in every layer, then the
+    registered attention function calls :meth:`attend`. ``probe`` looks into the pass for rows that asked for it, and is
+    ``None`` when none did.
     """
 
     pool: KVPool
     slots: torch.Tensor
-    decode_blocks: torch.Tensor
-    decode_lengths: torch.Tensor
+    groups: list[RowGroup]
     prefills: list[PrefillRow]
     use_varlen: bool = False
     attention_calls: int = 0
     probe: StepProbe | None = None
-    _placed: dict[torch.device, tuple] = field(default_factory=dict)
-    _decodes: dict[tuple, DecodeRows] = field(default_factory=dict)
+    _slots: dict[torch.device, torch.Tensor] = field(default_factory=dict)
+    _attentions: dict[tuple, list[GroupAttention]] = field(default_factory=dict)
     _varlen_tables: dict[torch.device, VarlenTables] = field(default_factory=dict)
     _rotary: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -69,7 +67,7 @@ class StepView:
 
     def write(self, layer: int, *new: torch.Tensor) -> None:
         """Scatter the step's keys and values into the pool, see :meth:`KVPool.write`."""
-        self.pool.write(layer, self._on(new[0].device)[0], *new)
+        self.pool.write(layer, self._slots_on(new[0].device), *new)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Positions come from ``position_ids``; the packed row itself starts at 0."""
@@ -115,13 +113,12 @@ class StepView:
         self.attention_calls += 1
         if self.use_varlen and varlen.supports(variant, query.dtype):
             return self._varlen(layer, query, variant)
-        num_decodes = len(self.decode_lengths)
-        if not self.prefills:
-            return self._decode_rows(layer, variant).attend(layer, query.transpose(0, 1), variant)
+        groups, packed = self._group_attentions(layer, variant), query.transpose(0, 1)
+        if not self.prefills and len(groups) == 1:
+            return groups[0].attend(layer, packed, variant)
         output = query.new_empty(query.shape[1], len(query), values.shape[-1])
-        if num_decodes:
-            decoding = query[:, :num_decodes].transpose(0, 1)
-            output[:num_decodes] = self._decode_rows(layer, variant).attend(layer, decoding, variant)
+        for group, attention in zip(self.groups, groups, strict=True):
+            output[group.span] = attention.attend(layer, packed[group.span], variant)
         grouped = query.unflatten(0, (len(keys), -1))
         for row in self.prefills:
             span = slice(row.first, row.first + row.num_tokens)
@@ -137,14 +134,12 @@ class StepView:
         tables = self._varlen_tables[query.device]
         return attend_varlen(query.transpose(0, 1), keys, values, tables, variant)
 
-    def _decode_rows(self, layer: int, variant: Variant) -> DecodeRows:
+    def _group_attentions(self, layer: int, variant: Variant) -> list[GroupAttention]:
         """Shared by all layers of one shape and variant (``sinks`` differ by layer, their presence does not)."""
-        shape = self.pool.shapes[layer]
-        key = (shape, variant.window, variant.softcap, variant.sinks is None)
-        if key not in self._decodes:
-            _, blocks, lengths = self._on(shape.device)
-            self._decodes[key] = DecodeRows(self.pool, layer, blocks, lengths, variant)
-        return self._decodes[key]
+        key = (self.pool.shapes[layer], variant.window, variant.softcap, variant.sinks is None)
+        if key not in self._attentions:
+            self._attentions[key] = [GroupAttention(self.pool, layer, group, variant) for group in self.groups]
+        return self._attentions[key]
 
     def _keys_of(self, layer: int, row: PrefillRow, keys: torch.Tensor, values: torch.Tensor) -> tuple:
         """All positions of a prefill row; without a past they are the ones just computed."""
@@ -153,8 +148,7 @@ class StepView:
         past_keys, past_values = self.pool.gather(layer, row.blocks.to(keys.device))
         return past_keys[:, : row.length], past_values[:, : row.length]
 
-    def _on(self, device: torch.device) -> tuple:
-        if device not in self._placed:
-            tensors = (self.slots, self.decode_blocks.flatten(), self.decode_lengths)
-            self._placed[device] = tuple(tensor.to(device) for tensor in tensors)
-        return self._placed[device]
+    def _slots_on(self, device: torch.device) -> torch.Tensor:
+        if device not in self._slots:
+            self._slots[device] = self.slots.to(device)
+        return self._slots[device]

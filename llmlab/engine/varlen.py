@@ -29,10 +29,12 @@ class VarlenTables:
 
     @classmethod
     def of(cls, view: StepView, device: torch.device) -> VarlenTables:
-        """Decoding rows first, then prefill rows: the order in which the step's tokens are packed."""
-        counts = [1] * len(view.decode_lengths) + [row.num_tokens for row in view.prefills]
-        lengths = view.decode_lengths.tolist() + [row.length for row in view.prefills]
-        tables = [*view.decode_blocks.cpu(), *(row.blocks.cpu() for row in view.prefills)]
+        """Groups of rows first, then prefill rows: the order in which the step's tokens are packed."""
+        counts = [count for group in view.groups for count in group.counts] + [row.num_tokens for row in view.prefills]
+        lengths = [length for group in view.groups for length in group.lengths.tolist()]
+        lengths += [row.length for row in view.prefills]
+        tables = [table for group in view.groups for table in group.blocks.cpu()]
+        tables += [row.blocks.cpu() for row in view.prefills]
         blocks = torch.nn.utils.rnn.pad_sequence(tables, batch_first=True)
         cumulative = torch.tensor([0, *counts]).cumsum(0)
         return cls(

@@ -112,15 +112,19 @@ class EngineBackend:
 
     def gauges(self) -> dict[str, float]:
         """``running`` and ``waiting`` requests, ``kv_usage`` (0 to 1), and totals of finished runs: ``preemptions``,
-        ``queries`` and ``hits`` of the prefix cache (tokens). Any thread may ask.
+        ``queries`` and ``hits`` of the prefix cache (tokens). With speculation also totals since the beginning:
+        ``drafts``, ``draft_tokens`` and ``accepted_tokens``. Any thread may ask.
         """
         pool, scheduler = self.engine.pool, self.engine.scheduler
         return {
             "running": float(len(scheduler.running)),
             "waiting": float(len(scheduler.waiting)),
             "kv_usage": pool.num_used / pool.num_blocks,
-            **{name: float(total) for name, total in self._totals.items()},
+            **{name: float(total) for name, total in (self._totals | self._drafted()).items()},
         }
+
+    def _drafted(self) -> dict[str, int]:
+        return {} if self.engine.speculator is None else self.engine.speculator.totals
 
     async def aclose(self) -> None:
         """End what is still open. The lab's engine is its owner's to close."""

@@ -2,7 +2,7 @@
 
 A name of vLLM's appears only where its meaning is met here; what a backend cannot tell is left out: an upstream has no
 gauges and no queue, prefill and decode times, and adds no token counts when it does not count. Left out of vLLM's list
-are also what this engine does not have (LoRA, sleep, speculative decoding, external prefix caches, lifetimes of K/V
+are also what this engine does not have (LoRA, sleep, external prefix caches, lifetimes of K/V
 blocks) and what it does not measure (``iteration_tokens_total``, ``request_time_per_output_token_seconds``).
 """
 
@@ -62,6 +62,9 @@ GAUGES = {
     "preemptions": (CounterMetricFamily, "vllm:num_preemptions", "Requests preempted to make room."),
     "queries": (CounterMetricFamily, "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
     "hits": (CounterMetricFamily, "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+    "drafts": (CounterMetricFamily, "vllm:spec_decode_num_drafts", "Drafts made."),
+    "draft_tokens": (CounterMetricFamily, "vllm:spec_decode_num_draft_tokens", "Tokens of those drafts."),
+    "accepted_tokens": (CounterMetricFamily, "vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted."),
 }
 """What ``Backend.gauges()`` may return, and its metric."""
 

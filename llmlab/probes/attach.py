@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from llmlab.errors import InvalidParameter
 from llmlab.probes.capture import Capture
 from llmlab.probes.intervene import Ablate, Intervention, Patch
-from llmlab.probes.plan import Length, RequestProbe, resolve_probe
+from llmlab.probes.plan import Length, RequestProbe, resolve_probe, watch_only
 from llmlab.probes.store import CaptureStore
 
 if TYPE_CHECKING:
@@ -30,11 +30,14 @@ def attach(
     """
     if not (capture is None or isinstance(capture, Capture)):
         raise InvalidParameter(f"capture={capture!r} must be a Capture(...), from llmlab.probes")
+    first, *others = requests
+    changes = [intervene] if isinstance(intervene, Ablate | Patch) else list(intervene)
+    if capture is not None and not capture.is_inside and not changes:
+        first.probe = watch_only(first.id, capture, length_of(first))
+        return
     anatomy = getattr(engine.runner, "anatomy", None)
     if anatomy is None:
         raise InvalidParameter(f"the model {engine.runner.model!r} has nothing to look into: open a real one")
-    first, *others = requests
-    changes = [intervene] if isinstance(intervene, Ablate | Patch) else list(intervene)
     first.probe = resolve_probe(
         first.id, anatomy, engine.runner.pool.shapes, capture, changes, length_of(first), _encoder(engine.tokenizer)
     )
@@ -50,7 +53,7 @@ def length_of(request: Request) -> Length:
 
 def _changes_only(probe: RequestProbe, request_id: str) -> RequestProbe:
     """The same interventions for another sample, recording nothing, counting for itself."""
-    return replace(probe, store=CaptureStore(request_id, 0), layers={}, embed=False, seen={}, upto={})
+    return replace(probe, store=CaptureStore(request_id, 0), layers={}, embed=False, seen={}, upto={}, choices=None)
 
 
 def _encoder(tokenizer):

@@ -36,7 +36,9 @@ class Capture:
     (queries, keys and values after rotary embedding; K/V heads are never repeated), ``hidden`` (after each layer),
     ``lens`` (what final norm and head would say after each layer) and ``router`` (experts of a mixture) is ``False``,
     ``True`` (the layers in ``layers``), or a filter of layers of its own. ``embed`` records embedding rows and the
-    ``neighbours`` nearest tokens.
+    ``neighbours`` nearest tokens. ``distribution`` (a number of candidates, 0: off) records how every output token was
+    chosen: what each stage of the sampler made of the likeliest tokens' probabilities, and the draw. It looks at the
+    sampler only: with nothing else asked for, speculation goes on and a model without layers will do.
 
     A filter is an int (negative: from the end), a list, a slice, a name or pattern (``"model.layers.3"``,
     ``"blocks.*.attn.hook_pattern"``), or a function of the number. ``heads`` are query heads. ``positions`` of the
@@ -67,6 +69,7 @@ class Capture:
     dtype: str = "float32"
     max_bytes: int = MAX_BYTES
     use_cache: bool = True
+    distribution: int = 0
 
     def __post_init__(self) -> None:
         for name in ("embed", "use_cache"):
@@ -74,16 +77,21 @@ class Capture:
                 raise InvalidParameter(f"{name}={getattr(self, name)!r} must be True or False")
         if self.dtype not in ("float32", "float16"):
             raise InvalidParameter(f"dtype={self.dtype!r} must be 'float32' or 'float16'")
-        for name, least in (("top", 1), ("neighbours", 1), ("max_bytes", 0)):
+        for name, least in (("top", 1), ("neighbours", 1), ("max_bytes", 0), ("distribution", 0)):
             if type(getattr(self, name)) is not int or getattr(self, name) < least:
                 raise InvalidParameter(f"{name}={getattr(self, name)!r} must be an integer of at least {least}")
         targets = [self.targets] if isinstance(self.targets, int | str) else list(self.targets)
         if not all(type(target) in (int, str) for target in targets):
             raise InvalidParameter(f"targets={self.targets!r} must be token ids or texts of one token")
         object.__setattr__(self, "targets", tuple(targets))
-        if not any(self.wants(name) for name in (*PER_LAYER, "embed")):
-            names = ", ".join(f.name for f in fields(self)[:7])
+        if not (self.is_inside or self.distribution):
+            names = ", ".join([*(f.name for f in fields(self)[:7]), "distribution"])
             raise InvalidParameter(f"the capture records nothing: set at least one of {names}")
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether anything inside the model is recorded."""
+        return any(self.wants(name) for name in (*PER_LAYER, "embed"))
 
     def wants(self, name: str) -> bool:
         """Whether a field asks for anything (a filter of layer 0 does)."""

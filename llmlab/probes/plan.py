@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 
 import torch
 
+from llmlab.engine.choice import Choice
 from llmlab.engine.kv_pool import LayerShape
-from llmlab.errors import CaptureTooLarge, InvalidParameter
+from llmlab.errors import InvalidParameter
 from llmlab.probes.anatomy import Anatomy
+from llmlab.probes.budget import check_budget, estimate
 from llmlab.probes.capture import ALIASES, NAMED_POSITIONS, PER_LAYER, Capture
+from llmlab.probes.choices import ChoiceLog
 from llmlab.probes.filters import Filter, choose
 from llmlab.probes.intervene import Ablate, Intervention, Patch
 from llmlab.probes.store import CaptureStore
@@ -55,6 +58,7 @@ class RequestProbe:
 
     ``layers`` maps each kind to its layers; ``positions`` are those asked for, ascending; ``targets`` token ids.
     ``seen`` are positions already kept per kind and layer; ``upto`` the same for what needs no computing: all below.
+    ``choices`` records how output tokens are chosen, which is nothing inside the model.
     """
 
     store: CaptureStore
@@ -71,6 +75,7 @@ class RequestProbe:
     seen: dict[tuple[str, int], set[int]] = field(default_factory=dict)
     upto: dict[tuple[str, int], int] = field(default_factory=dict)
     wanted: frozenset[int] = frozenset()
+    choices: ChoiceLog | None = None
 
     def __post_init__(self) -> None:
         self.wanted = frozenset(self.positions)
@@ -87,12 +92,39 @@ class RequestProbe:
 
     @property
     def looks(self) -> bool:
-        """Whether anything is to be recorded at all."""
+        """Whether anything is to be recorded inside the model."""
         return bool(self.layers) or self.embed
 
     @property
+    def is_inside(self) -> bool:
+        """Whether the forward pass is looked into or changed: what only watches the sampler leaves it alone."""
+        return self.looks or bool(self.changes)
+
+    @property
+    def watch(self) -> Callable[[Choice], None] | None:
+        """What the sampler shows its choices to, ``None`` when nobody looks."""
+        return None if self.choices is None or self.store.is_stopped else self.choices.see
+
+    def keep_choice(self, step: int, position: int, num_cached: int) -> None:
+        """The token at ``position`` was taken; keep how it was chosen, where that is asked for."""
+        if self.choices is not None:
+            self.start(step, num_cached)
+            self.choices.keep(step, position)
+
+    def start(self, step: int, num_cached: int) -> None:
+        """Once per request, say what is asked for and what will be changed."""
+        if self.has_started:
+            return
+        self.has_started = True
+        for change in self.changes:
+            self.store.note(step, change.action, str(change), tuple(sorted(change.positions)))
+        kinds = [*self.layers, *(["embed"] if self.embed else []), *(["distribution"] if self.choices else [])]
+        if kinds:
+            self.store.note(step, "started", ", ".join(kinds), self.positions, num_cached)
+
+    @property
     def is_looking(self) -> bool:
-        """Whether anything is still to be kept."""
+        """Whether anything inside the model is still to be kept."""
         return self.looks and not self.store.is_stopped
 
     def wants(self, kind: str, layer: int) -> bool:
@@ -144,8 +176,48 @@ def resolve_probe(
         capture.use_cache,
     )
     _check_not_empty(probe)
-    _check_budget(probe, anatomy, shapes, capture, length)
+    probe.choices = _choices(capture, length, probe)
+    # with an open length only the prompt is counted: the rest is stopped when the budget is reached
+    total = length.prompt if length.is_open else length.total
+    positions = [p for p in probe.positions if p < total]
+    check_budget(
+        estimate(probe, anatomy, shapes, positions, length.prompt) | _choice_bytes(probe, total), capture.max_bytes
+    )
     return probe
+
+
+def watch_only(request_id: str, capture: Capture, length: Length) -> RequestProbe:
+    """A probe that records how tokens are chosen and does not touch the model.
+
+    Raises ``InvalidParameter`` or ``CaptureTooLarge``.
+    """
+    store = CaptureStore(request_id, capture.max_bytes, capture.dtype)
+    probe = RequestProbe(store, {}, (), choose_positions(capture.positions, length), (), 1, 1, False)
+    probe.use_cache = capture.use_cache
+    probe.choices = _choices(capture, length, probe)
+    probe.positions = tuple(sorted(probe.choices.positions))
+    probe.wanted = probe.choices.positions
+    total = length.prompt if length.is_open else length.total
+    check_budget(_choice_bytes(probe, total), capture.max_bytes)
+    return probe
+
+
+def _choices(capture: Capture, length: Length, probe: RequestProbe) -> ChoiceLog | None:
+    if not capture.distribution:
+        return None
+    positions = frozenset(p for p in probe.positions if p >= length.prompt - 1)
+    if not positions:
+        raise InvalidParameter(
+            f"distribution={capture.distribution} records how output tokens are chosen, but positions=... has none "
+            "that chooses one: -1 chooses the first output token, 'output' are the later ones"
+        )
+    return ChoiceLog(probe.store, capture.distribution, positions)
+
+
+def _choice_bytes(probe: RequestProbe, total: int) -> dict[str, int]:
+    if probe.choices is None:
+        return {}
+    return {"distribution": probe.choices.estimate(sum(p < total for p in probe.choices.positions))}
 
 
 def _check_not_empty(probe: RequestProbe) -> None:
@@ -221,67 +293,3 @@ def _patch(anatomy: Anatomy, shapes: Sequence[LayerShape], patch: Patch, positio
     if len(patch.value) != size:
         raise InvalidParameter(f"the patch's value has {len(patch.value)} numbers, the model needs {size} here")
     return Change("head" if heads else "layer", layers, heads, positions, torch.from_numpy(patch.value.copy()), "patch")
-
-
-# -- the byte budget ------------------------------------------------------------------------------------------
-
-
-def _check_budget(
-    probe: RequestProbe,
-    anatomy: Anatomy,
-    shapes: Sequence[LayerShape],
-    capture: Capture,
-    length: Length,
-) -> None:
-    """With an open length only the prompt is counted: the rest is stopped when the budget is reached."""
-    total = length.prompt if length.is_open else length.total
-    positions = [p for p in probe.positions if p < total]
-    sizes = estimate(probe, anatomy, shapes, positions, length.prompt)
-    needed = sum(sizes.values())
-    if needed > capture.max_bytes:
-        parts = ", ".join(f"{kind} {size:,}" for kind, size in sizes.items())
-        raise CaptureTooLarge(
-            f"the capture may hold {needed:,} bytes ({parts}), max_bytes is {capture.max_bytes:,}: ask for fewer "
-            f"layers, heads or positions, a smaller max_tokens, or max_bytes of at least {needed}"
-        )
-
-
-def estimate(
-    probe: RequestProbe,
-    anatomy: Anatomy,
-    shapes: Sequence[LayerShape],
-    positions: Sequence[int],
-    num_prompt: int,
-) -> dict[str, int]:
-    """Most bytes per kind, for these positions; an attention row of the prompt may be as long as the prompt."""
-    size, count = probe.store.dtype.itemsize, len(positions)
-    keys = sum(max(num_prompt, p + 1) for p in positions)
-    per_layer = {
-        "attention": len(probe.heads) * keys * size,
-        "scores": len(probe.heads) * keys * size,
-        "hidden": count * anatomy.width * size,
-        "lens": count * (probe.top * (4 + size) + 2 * size + len(probe.targets) * (4 + size)),
-        "router": count * 4 * _experts(anatomy) * max(size, 4),
-    }
-    sizes = {kind: amount * len(probe.layers.get(kind, ())) for kind, amount in per_layer.items()}
-    numbers = sum(_qkv_numbers(probe.heads, anatomy.num_heads, shapes[i]) for i in probe.layers.get("qkv", ()))
-    sizes["qkv"] = count * size * numbers
-    sizes["lens"] += count * size if probe.layers.get("lens") else 0
-    sizes["embed"] = probe.embed * count * (anatomy.width * size + probe.num_neighbours * (4 + size))
-    return {kind: amount for kind, amount in sizes.items() if amount}
-
-
-def _qkv_numbers(heads: Sequence[int], num_heads: int, shape: LayerShape) -> int:
-    kept = len(kv_heads_of(heads, num_heads, shape.num_kv_heads))
-    return len(heads) * shape.key_dim + kept * (shape.key_dim + shape.value_dim)
-
-
-def kv_heads_of(heads: Sequence[int], num_heads: int, num_kv_heads: int) -> tuple[int, ...]:
-    """The K/V heads that some query heads read."""
-    return tuple(sorted({head // (num_heads // num_kv_heads) for head in heads}))
-
-
-def _experts(anatomy: Anatomy) -> int:
-    return max(
-        (getattr(router, "num_experts", 0) or len(router.weight) for router in anatomy.routers.values()), default=0
-    )

@@ -13,9 +13,10 @@ import torch
 from llmlab.engine.attention import Variant
 from llmlab.engine.kv_pool import KVPool
 from llmlab.probes.anatomy import Anatomy
+from llmlab.probes.budget import kv_heads_of
 from llmlab.probes.lens import CHUNK, LensBook
 from llmlab.probes.neighbours import nearest
-from llmlab.probes.plan import Change, RequestProbe, kv_heads_of
+from llmlab.probes.plan import Change, RequestProbe
 from llmlab.probes.rows import attention_rows
 
 MAPS = ("scores", "attention")

@@ -83,7 +83,7 @@ def _is_consistent(event: Captured) -> bool:
     """Whether every labelled dimension has as many labels as entries."""
     sizes = dict(zip(event.dims, event.shape, strict=False))
     along = [dim for dim in ("position", "query") if dim in sizes]
-    labelled = [dim for dim in ("head", "kv_head", "target") if dim in sizes]
+    labelled = [dim for dim in ("head", "kv_head", "target", "stage") if dim in sizes]
     return (
         len(sizes) == len(event.shape) == len(event.dims)
         and [sizes[dim] for dim in along] == [len(event.positions)]

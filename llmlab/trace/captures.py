@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from llmlab.errors import InvalidParameter
+from llmlab.trace.distribution import Distribution, recorded_choices
 from llmlab.trace.events import Captured, ProbeNote
 from llmlab.trace.named import NamedArray
 
@@ -35,6 +36,15 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "lens_kl": "KL divergence from the last layer's distribution to this one's: sum p_last log(p_last / p) (nats)",
         "lens_rank": "rank of the given tokens (0: most probable)",
         "lens_target_logprob": "log-probabilities of the given tokens",
+        "distribution_token": "the token that was chosen",
+        "distribution_uniform": "the number in [0, 1) it was drawn with, NaN where none was",
+        "distribution_ids": "token ids of the candidates: likeliest by the model and in the end, and the chosen one",
+        "distribution_rank": "their ranks by the model (0: most probable)",
+        "distribution_below": "final probability of all tokens with a lower id",
+        "distribution_left": "1 + place of the stage that made the candidate impossible, 0: it stayed possible",
+        "distribution_possible": "tokens of the whole vocabulary that are still possible, per stage of the sampler",
+        "distribution_entropy": "entropy of each stage's distribution (nats)",
+        "distribution_prob": "probability of each candidate after each stage",
         "lens_error": "largest difference between the lens' last row and the model's own logits",
     }
 )
@@ -82,8 +92,9 @@ class Captures:
     """The arrays of one request. May be looked at while the request runs: it shows what there is so far.
 
     Every kind of :data:`KINDS` is an attribute, a :class:`~llmlab.trace.named.NamedArray` with ``layer`` as its first
-    dimension where it has layers, and ``None`` when it was not recorded; ``lens`` bundles the logit lens. ``cost_ms``
-    is the time spent looking (milliseconds), ``None`` for a loaded trace.
+    dimension where it has layers, and ``None`` when it was not recorded; ``lens`` bundles the logit lens and
+    ``distribution`` how tokens were chosen. ``cost_ms`` is the time spent looking (milliseconds), ``None`` for a loaded
+    trace.
     """
 
     def __init__(
@@ -141,6 +152,12 @@ class Captures:
             self.lens_target_logprob,
             self.lens_error,
         )
+
+    @property
+    def distribution(self) -> Distribution | None:
+        """How the output tokens were chosen, ``None`` when that was not recorded."""
+        choices = tuple(recorded_choices(self.events, self._arrays))
+        return Distribution(choices) if choices else None
 
     def array(self, kind: str) -> NamedArray:
         """All pieces of a kind as one array. Raises ``InvalidParameter`` when there are none."""
@@ -206,6 +223,6 @@ def _layers_of(piece: Captured) -> tuple[int, ...]:
 def _labels(dim: str, pieces: list[Captured]) -> tuple[int, ...]:
     if dim in ("query", "position"):
         return tuple(sorted({p for piece in pieces for p in piece.positions}))
-    if dim in ("head", "kv_head", "target"):
+    if dim in ("head", "kv_head", "target", "stage"):
         return pieces[0].labels
     return tuple(range(max(piece.shape[piece.dims.index(dim)] for piece in pieces)))

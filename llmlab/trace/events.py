@@ -16,6 +16,7 @@ class EngineInfo:
 
     ``kv_bytes_per_token`` is what one token occupies in the pool over all layers (bytes).
     ``wall_time`` is seconds since the epoch at ``t_ns``, so that two traces can be put on one calendar clock.
+    ``num_heads`` is the number of query heads of a layer, 0 when it is not known.
     """
 
     t_ns: int
@@ -37,6 +38,7 @@ class EngineInfo:
     prefix_cache: str
     versions: dict[str, str]
     speculative: str = "off"
+    num_heads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,10 +320,10 @@ class Captured:
     """One array was recorded inside the model for a request; the numbers lie beside the trace, under ``array_id``.
 
     ``kind`` is one of ``attention``, ``scores``, ``query``, ``key``, ``value``, ``hidden``, ``embed``, ``router_*``,
-    ``lens_*`` and so on (:mod:`llmlab.trace.captures` has the list); ``layer`` is -1 where there is none, or where
-    ``layer`` is a dimension: then ``layers`` are those along it. ``dims`` name the dimensions of ``shape``;
-    ``positions`` are those along ``query`` or ``position``, and ``labels`` what the dimension of heads (their numbers)
-    or targets (token ids) stands for.
+    ``lens_*``, ``distribution_*`` and so on (:mod:`llmlab.trace.captures` has the list); ``layer`` is -1 where there is
+    none, or where ``layer`` is a dimension: then ``layers`` are those along it. ``dims`` name the dimensions of
+    ``shape``; ``positions`` are those along ``query`` or ``position``, and ``labels`` what the dimension of heads
+    (their numbers), targets (token ids) or stages (of the sampler) stands for.
     """
 
     t_ns: int

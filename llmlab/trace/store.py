@@ -1,4 +1,8 @@
-"""A trace as a file: gzipped JSON lines, a header first, then one event per line."""
+"""A trace as a file: gzipped JSON lines, a header first, then one event per line.
+
+The header names the format and its version, and holds what is about the whole trace: ``only``, the requests it was
+restricted to, and ``pieces``, the bytes of its tokens. A reader that does not know a key of it goes on without.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,15 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from types import MappingProxyType
+from typing import Any, BinaryIO
 from uuid import uuid4
 
 from llmlab.errors import TraceFormatError
+from llmlab.trace import pieces as token_pieces
 from llmlab.trace.codec import decode, encode, parse
 from llmlab.trace.events import Event
 
@@ -23,14 +29,21 @@ MAX_LINE = 16_000_000
 MAX_BYTES = 1_000_000_000
 
 
-def save(path: str | os.PathLike, events: Iterable[Event], only: tuple[str, ...] = ()) -> Path:
+def save(
+    path: str | os.PathLike,
+    events: Iterable[Event],
+    only: tuple[str, ...] = (),
+    pieces: Mapping[int, bytes] = MappingProxyType({}),
+) -> Path:
     """Write events to ``path``, all or nothing; equal events give equal bytes. Returns the path.
 
-    ``only`` records that the events were restricted to these requests.
+    ``only`` records that the events were restricted to these requests, ``pieces`` are the bytes of their tokens.
     """
     header: dict[str, object] = {"format": FORMAT, "version": VERSION}
     if only:
         header["only"] = list(only)
+    if pieces:
+        header["pieces"] = token_pieces.to_json(pieces)
     with replacing(path) as raw, gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as file:
         file.write(json.dumps(header).encode() + b"\n")
         for event in events:
@@ -38,22 +51,22 @@ def save(path: str | os.PathLike, events: Iterable[Event], only: tuple[str, ...]
     return Path(path)
 
 
-def load(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> tuple[list[Event], tuple[str, ...]]:
-    """Read ``(events, only)`` back. At most ``max_bytes`` are unpacked, whatever the file claims to hold.
+def load(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> tuple[list[Event], tuple[str, ...], dict[int, bytes]]:
+    """Read ``(events, only, pieces)`` back. At most ``max_bytes`` are unpacked, whatever the file claims to hold.
 
     Raises ``TraceFormatError`` for a file that is not a trace, damaged, too large or of a newer version, and
     ``OSError`` for one that cannot be opened.
     """
     with gzip.open(path, "rb") as file:
         lines = _lines(file, path, max_bytes)
-        only = _read_header(next(lines, b"{}"), path)
+        header = _read_header(next(lines, b"{}"), path)
         events = []
         for number, line in enumerate(lines, start=2):
             try:
                 events.append(decode(parse(line)))
             except TraceFormatError as error:
                 raise TraceFormatError(f"{os.fspath(path)}, line {number}: {error}") from None
-    return events, only
+    return events, tuple(header.get("only", ())), _pieces_of(header, path)
 
 
 def _lines(file: BinaryIO, path: str | os.PathLike, max_bytes: int) -> Iterator[bytes]:
@@ -73,7 +86,7 @@ def _lines(file: BinaryIO, path: str | os.PathLike, max_bytes: int) -> Iterator[
         raise TraceFormatError(f"{os.fspath(path)} is not a saved trace, or is damaged: {error}") from None
 
 
-def _read_header(line: bytes, path: str | os.PathLike) -> tuple[str, ...]:
+def _read_header(line: bytes, path: str | os.PathLike) -> dict[str, Any]:
     try:
         header = parse(line)
     except TraceFormatError:
@@ -87,7 +100,14 @@ def _read_header(line: bytes, path: str | os.PathLike) -> tuple[str, ...]:
         )
     if not isinstance(only, list) or not all(isinstance(i, str) for i in only):
         raise TraceFormatError(f"{os.fspath(path)}: 'only' in the header must be a list of request ids")
-    return tuple(only)
+    return header
+
+
+def _pieces_of(header: dict[str, Any], path: str | os.PathLike) -> dict[int, bytes]:
+    try:
+        return token_pieces.from_json(header.get("pieces", {}))
+    except TraceFormatError as error:
+        raise TraceFormatError(f"{os.fspath(path)}: {error}") from None
 
 
 @contextmanager

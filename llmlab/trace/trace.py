@@ -14,6 +14,7 @@ import pandas as pd
 from llmlab.errors import InvalidParameter, UnknownRequest
 from llmlab.trace import arrays as array_files
 from llmlab.trace import blocks, check, drafts, frames, perfetto, requests, schedule, spans, store, wire
+from llmlab.trace import pieces as token_pieces
 from llmlab.trace.captures import Captures
 from llmlab.trace.columns import COLUMNS
 from llmlab.trace.events import Captured, EngineInfo, Event
@@ -30,15 +31,20 @@ class Trace:
     the requests (and exchanges) the events were restricted to (see :meth:`for_request`); it is empty for a whole trace.
 
     What was recorded inside the model is in ``arrays``, by the ``array_id`` of its ``Captured`` event; see
-    :meth:`captured`.
+    :meth:`captured`. ``pieces`` are the bytes of its tokens by id; see :meth:`piece`.
     """
 
     def __init__(
-        self, events: Iterable[Event], only: Iterable[str] = (), arrays: Mapping[str, np.ndarray] | None = None
+        self,
+        events: Iterable[Event],
+        only: Iterable[str] = (),
+        arrays: Mapping[str, np.ndarray] | None = None,
+        pieces: Mapping[int, bytes] | None = None,
     ) -> None:
         self.events: tuple[Event, ...] = tuple(events)
         self.only = tuple(only)
         self.arrays: Mapping[str, np.ndarray] = {} if arrays is None else arrays
+        self.pieces: Mapping[int, bytes] = {} if pieces is None else pieces
 
     def __repr__(self) -> str:
         index = self._index
@@ -62,9 +68,21 @@ class Trace:
         return build_index(self.events, self.only)
 
     @property
+    def index(self) -> Index:
+        """The events sorted by kind: what every table and view is computed from."""
+        return self._index
+
+    @property
     def info(self) -> EngineInfo | None:
         """The engine it was recorded on, ``None`` when the events do not say."""
         return self._index.info
+
+    def piece(self, token_id: int) -> bytes | None:
+        """The bytes a token stands for, perhaps part of a character; a special token's are its name.
+
+        ``None`` where the trace does not know them: an id its events do not mention, or a file without them.
+        """
+        return self.pieces.get(token_id)
 
     # -- tables ---------------------------------------------------------------------------------------------
 
@@ -198,7 +216,7 @@ class Trace:
         if not request_ids:
             raise InvalidParameter("for_request() needs at least one request id")
         ids = tuple(dict.fromkeys(i for any_id in request_ids for i in resolve(self._index, any_id)))
-        return Trace(events_of(self._index, ids), only=ids, arrays=self.arrays)
+        return Trace(events_of(self._index, ids), only=ids, arrays=self.arrays, pieces=self.pieces)
 
     def check(self) -> list[str]:
         """Contradictions between events, one sentence each; empty when everything adds up."""
@@ -210,11 +228,12 @@ class Trace:
         """Write the trace as gzipped JSON lines, all or nothing (usual name: ``NAME.trace.jsonl.gz``).
 
         With ``captures`` the arrays recorded inside the model go into ``PATH.npz`` beside it, where :meth:`load`
-        finds them.
+        finds them. The bytes of the tokens that the events, and saved arrays, mention go with them.
         """
         if captures:
             array_files.save(path, self._index.captured, self.arrays)
-        return store.save(path, self.events, self.only)
+        pieces = token_pieces.mentioned(self.events, self.arrays if captures else {}, self.pieces)
+        return store.save(path, self.events, self.only, pieces)
 
     @classmethod
     def load(cls, path: str | os.PathLike, max_bytes: int = store.MAX_BYTES) -> Trace:
@@ -223,9 +242,9 @@ class Trace:
 
         Raises ``TraceFormatError`` when the file is not a trace, damaged, too large or of a newer version.
         """
-        events, only = store.load(path, max_bytes)
+        events, only, pieces = store.load(path, max_bytes)
         captured = [event for event in events if isinstance(event, Captured)]
-        return cls(events, only, array_files.load(path, captured, max_bytes) if captured else None)
+        return cls(events, only, array_files.load(path, captured, max_bytes) if captured else None, pieces)
 
     def to_perfetto(self, path: str | os.PathLike | None = None) -> dict[str, Any]:
         """Chrome trace JSON for ui.perfetto.dev, written to ``path`` when given (``*.gz``: gzipped)."""

@@ -290,3 +290,10 @@ def test_long_bodies_are_cut_and_the_cuts_counted():
     assert len(found) == 63
     assert "more characters" in found[3]
     assert found[-2:] == ["  … 43 more lines", "}"]
+
+
+def test_speculation_is_asked_of_our_own_server_only(tmp_path):
+    done = in_process("--model", "mock", "--speculative", "ngram", "--trace", str(tmp_path / "t.jsonl.gz"), "aaaa")
+    assert done.exit_code == 0
+    assert Trace.load(tmp_path / "t.jsonl.gz").info.speculative.startswith("ngram")
+    assert in_process("--url", "http://127.0.0.1:1", "--speculative", "ngram", "x").exit_code == 2

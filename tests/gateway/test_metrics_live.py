@@ -9,6 +9,8 @@ import pytest
 from fleet import MESSAGES, ask, chat, claude, fleet, two_labs, wait_for
 from prometheus_client.parser import text_string_to_metric_families
 
+import llmlab
+
 VLLM = {
     "num_requests_running": "gauge",
     "num_requests_waiting": "gauge",
@@ -142,3 +144,18 @@ def test_a_request_that_moved_is_counted_where_it_was_served(labs):
         found.servers[0].close()
         ask(client)
         assert values(found.front.url, "request_success_total") == {("1", "length"): 1}
+
+
+def test_with_speculation_drafts_are_counted_as_the_trace_has_them():
+    with llmlab.open("mock", speculative=llmlab.Speculation("ngram", adaptive=False)) as lab, lab.serve() as server:
+        ask(claude(server.url))
+        lab.ask([1, 2, 3] * 4, max_tokens=30)
+        drafts = lab.trace.drafts
+        found = {
+            name: values(server.url, f"spec_decode_num_{name}_total")["0",]
+            for name in ("drafts", "draft_tokens", "accepted_tokens")
+        }
+    whole = drafts.drop_duplicates(["request_id", "number"])
+    assert found["drafts"] == len(whole) > 0
+    assert found["draft_tokens"] == whole.num_drafted.sum()
+    assert found["accepted_tokens"] == drafts.num_accepted.sum()

@@ -6,7 +6,7 @@ import pytest
 from guessing import Guesser, speculating_engine
 from mock_serving import assert_all_returned, continuation, greedy, prompt
 
-from llmlab.engine.speculative.adaptive import PAUSE, Adaptive, best_length, cost
+from llmlab.engine.speculative.adaptive import CPU, PAUSE, Adaptive, best_length, slowdown, step_time_on
 
 
 def test_length_grows_with_acceptance_and_shrinks_with_the_batch():
@@ -14,17 +14,40 @@ def test_length_grows_with_acceptance_and_shrinks_with_the_batch():
         lengths = [best_length(rate / 10, batch, 8) for rate in range(11)]
         assert lengths == sorted(lengths)
         assert lengths[0] == 0
-    for rate in (0.5, 0.8, 0.95):
-        lengths = [best_length(rate, batch, 8) for batch in (1, 2, 4, 8, 16, 32)]
+    for rate in (0.5, 0.8):
+        lengths = [best_length(rate, batch, 8) for batch in (1, 2, 4, 8, 16, 64)]
         assert lengths == sorted(lengths, reverse=True)
+        assert lengths[0] > lengths[-1]
     assert best_length(1.0, 1, 8) == 8
-    assert cost(1000) <= 1.0
+
+
+def test_the_length_is_the_one_with_most_tokens_per_time():
+    def speed(k: int) -> float:
+        return sum(0.6**i for i in range(k + 1)) / slowdown(k, 4, 0.03, CPU)
+
+    assert best_length(0.6, 4, 12, 0.03) == max(range(13), key=speed)
+
+
+def test_rows_that_fit_beside_the_reading_of_the_weights_cost_little():
+    assert 1 < slowdown(4, 1, 0.0, CPU) < 1.1
+    assert slowdown(4, 2, 0.0, CPU) > 1.2
+
+
+def test_what_proposing_costs_shortens_drafts_and_may_end_them():
+    def lengths(draft_cost: float) -> int:
+        return Adaptive(8, draft_cost).choose("r", 1)[0]
+
+    assert lengths(0.0) > lengths(0.2) > lengths(0.8) == 0
+
+
+def test_a_gpu_takes_larger_batches_before_rows_cost_anything():
+    assert slowdown(3, 16, 0.0, step_time_on("cuda:0")) < slowdown(3, 16, 0.0, step_time_on("cpu")) / 1.5
 
 
 def test_bad_guesses_turn_it_off_and_it_is_tried_again_after_a_pause():
     adaptive = Adaptive(4)
     lengths, reasons = [], []
-    for _ in range(PAUSE + 12):
+    for _ in range(PAUSE + 40):
         k, reason = adaptive.choose("r", 1)
         lengths.append(k)
         reasons += [reason] if reason else []
@@ -40,7 +63,7 @@ def test_bad_guesses_turn_it_off_and_it_is_tried_again_after_a_pause():
 
 def test_good_guesses_bring_it_back():
     adaptive = Adaptive(4)
-    for _ in range(10):
+    for _ in range(40):
         if adaptive.choose("r", 1)[0]:
             adaptive.add("r", 0, 1)
     lengths = []

@@ -151,6 +151,7 @@ def test_the_mock_target_has_no_weights_to_draft_with():
         {"proposer": "draft-model"},
         {"model": "x"},
         {"layers": 3},
+        {"head": "folder"},
     ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong):

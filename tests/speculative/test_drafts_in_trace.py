@@ -122,9 +122,9 @@ def test_contradictions_are_found(kind, change):
 def test_open_takes_a_name_settings_or_a_proposer():
     for speculative, expected in (
         (None, "off"),
-        ("ngram", "ngram, at most 4 tokens, adaptive, exact"),
+        ("ngram", "ngram, at most 5 tokens, adaptive, exact"),
         (Speculation("ngram", k=2, adaptive=False), "ngram, 2 tokens, exact"),
-        (Guesser(0.5), "guesser, at most 4 tokens, adaptive, exact"),
+        (Guesser(0.5), "guesser, at most 5 tokens, adaptive, exact"),
     ):
         with llmlab.open("mock", background=False, speculative=speculative) as lab:
             assert lab.trace.info.speculative == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from llmlab.engine.build import build_runner
 from llmlab.engine.engine import Engine
 from llmlab.engine.params import SamplingParams
 from llmlab.engine.scheduler import SchedulerConfig
+from llmlab.engine.speculative.build import with_proposer
 from llmlab.engine.speculative.config import Speculation
 from llmlab.engine.speculative.head import TrainedHead
 from llmlab.engine.speculative.head_files import WEIGHTS, load_head, output_rows, save_head, weights_sha256
@@ -172,6 +174,13 @@ def test_a_saved_head_is_loaded_as_it_was(target, head, saved):
     for name, weight in head.state_dict().items():
         torch.testing.assert_close(found.state_dict()[name], weight, atol=1e-6, rtol=2**-8)
     assert TrainedHead.load(target, saved).window == head.config.window
+
+
+def test_the_folder_of_a_head_can_be_named(target, saved):
+    runner = SimpleNamespace(model=target.name)
+    assert isinstance(with_proposer(Speculation("head", head=saved), runner, target).proposer, TrainedHead)
+    with pytest.raises(HeadMismatch):
+        with_proposer(Speculation("head"), runner, target)
 
 
 def test_a_head_is_never_used_with_another_model(target, saved, tmp_path):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmlab.engine.runner import Runner
+from llmlab.engine.speculative.adaptive import Adaptive, step_time_on
 from llmlab.engine.speculative.config import Speculation
 from llmlab.engine.speculative.ngram import NGram
 from llmlab.engine.speculative.proposer import Proposer
@@ -31,10 +33,15 @@ def make_speculator(speculation: Speculation, engine: Engine) -> Speculator:
         settings.proposer,
         k=settings.k,
         rule=settings.rule,
-        adaptive=settings.adaptive,
+        adaptive=_adaptive(settings, engine.runner) if settings.adaptive else None,
         vocab_size=engine.capacity.vocab_size,
         journal=engine.journal,
     )
+
+
+def _adaptive(settings: Speculation, runner: Runner) -> Adaptive:
+    draft_cost = getattr(settings.proposer, "draft_cost", 0.0)
+    return Adaptive(settings.k, draft_cost, step_time_on(runner.device))
 
 
 def with_proposer(speculation: Speculation, runner: Runner, loaded: Any = None) -> Speculation:
@@ -44,7 +51,7 @@ def with_proposer(speculation: Speculation, runner: Runner, loaded: Any = None) 
     """
     if not isinstance(speculation.proposer, str):
         return speculation
-    return replace(speculation, proposer=_make(speculation, runner, loaded), layers=None, model=None)
+    return replace(speculation, proposer=_make(speculation, runner, loaded), layers=None, model=None, head=None)
 
 
 def _make(speculation: Speculation, runner: Runner, loaded: Any) -> Proposer:
@@ -62,4 +69,4 @@ def _make(speculation: Speculation, runner: Runner, loaded: Any) -> Proposer:
         return load_draft_model(speculation.model, loaded, runner)
     from llmlab.engine.speculative.head import TrainedHead
 
-    return TrainedHead.load(loaded)
+    return TrainedHead.load(loaded, None if speculation.head is None else Path(speculation.head))

@@ -28,7 +28,7 @@ class Speculation:
 
     ``proposer``: ``ngram`` (what followed in the text before), ``early-exit`` (the target's first ``layers`` layers;
     default: a third), ``draft-model`` (``model``, a catalogue name or folder with the same tokenizer), ``head`` (the
-    trained head that comes with the model), or an object with the methods of
+    trained head that comes with the model, or the one in the folder ``head``), or an object with the methods of
     :class:`~llmlab.engine.speculative.proposer.Proposer`. ``k``: most tokens of a draft. ``adaptive``: less, or none,
     where measured acceptance and batch size say that more does not pay. ``rule``: ``exact`` leaves the distribution of
     the output as it is; ``own-sample-on-rejection`` and ``typical-acceptance`` do not, and exist to show that.
@@ -37,11 +37,12 @@ class Speculation:
     """
 
     proposer: Any = "ngram"
-    k: int = 4
+    k: int = 5
     adaptive: bool = True
     rule: str = "exact"
     layers: int | None = None
     model: str | Path | None = None
+    head: str | Path | None = None
 
     def __post_init__(self) -> None:
         known = self.proposer in PROPOSERS if isinstance(self.proposer, str) else hasattr(self.proposer, "propose")
@@ -57,6 +58,8 @@ class Speculation:
             raise InvalidParameter(f"adaptive={self.adaptive!r} must be True or False")
         if (self.model is not None) != (self.proposer == "draft-model"):
             raise InvalidParameter("model= names the draft model: give it with proposer='draft-model', and only then")
+        if self.head is not None and self.proposer != "head":
+            raise InvalidParameter("head= is the folder of a trained head: give it with proposer='head', and only then")
         if self.layers is not None and self.proposer != "early-exit":
             raise InvalidParameter("layers= is how many layers proposer='early-exit' runs: leave it out otherwise")
 

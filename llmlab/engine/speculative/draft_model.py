@@ -31,8 +31,8 @@ class DraftModel:
 
     needs_features, repeatable = False, True
 
-    def __init__(self, runner: Runner, name: str | None = None) -> None:
-        self.runner, self.name = runner, name or f"draft-model {runner.model}"
+    def __init__(self, runner: Runner, name: str | None = None, draft_cost: float = 0.0) -> None:
+        self.runner, self.name, self.draft_cost = runner, name or f"draft-model {runner.model}", draft_cost
         self.pool = BlockPool(runner.capacity.num_blocks, runner.capacity.block_size)
         self._shadows: dict[str, Request] = {}
 
@@ -155,7 +155,9 @@ def load_draft_model(model: str | Path, target: Any, runner: Runner) -> DraftMod
     size = runner.capacity.block_size
     # one block more per request than the target: samples of one prompt do not share a partly filled block here
     blocks = runner.capacity.num_blocks * 5 // 4 + 16
-    return DraftModel(build_runner(draft, block_size=size, num_blocks=blocks, reload=fresh))
+    # both read all their weights once a token
+    share = draft.model.num_parameters() / target.model.num_parameters()
+    return DraftModel(build_runner(draft, block_size=size, num_blocks=blocks, reload=fresh), draft_cost=share)
 
 
 def check_same_tokens(draft: Any, target: Any) -> None:

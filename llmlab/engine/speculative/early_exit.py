@@ -101,6 +101,7 @@ class EarlyExit:
         self.layers = max(1, total // 3) if layers is None else layers
         if type(self.layers) is not int or not 1 <= self.layers <= total:
             raise InvalidParameter(f"layers={layers!r} must be an integer from 1 to {total}, the target's layers")
+        self.draft_cost = self.layers / total
         if seam.depends_on_neighbours(self._model):
             raise InvalidParameter("this model's positions depend on its neighbours in the batch: use another proposer")
         self._decoder = self._model.get_decoder()
@@ -127,7 +128,7 @@ class EarlyExit:
         ids = torch.tensor([[row.chosen[-1] if row.chosen else row.tokens[-1] for row in rows]], device=device)
         positions = torch.tensor([[row.num_computed + len(row.chosen) for row in rows]], device=device)
         nothing = torch.empty(0, dtype=torch.long)
-        view = DraftView(self.runner.pool, nothing, nothing, nothing, [], active=active, pasts=pasts, **shared)
+        view = DraftView(self.runner.pool, nothing, [], [], active=active, pasts=pasts, **shared)
         keep = torch.arange(len(rows), device=device)
         logits = self._lean and self._lean(ids, positions, view, keep)
         if logits is None:

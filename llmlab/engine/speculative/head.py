@@ -83,6 +83,7 @@ class TrainedHead:
     """
 
     name, needs_features, repeatable = "head", True, False
+    draft_cost = 0.065  # of a decode step of the model with 30 layers that a head comes with (CPU, measured)
 
     def __init__(self, head: DraftHead, embedding: Tensor, rows: Tensor, drafted: Tensor) -> None:
         self.drafted, self.embedding = drafted.to("cpu"), embedding.detach()
@@ -173,7 +174,7 @@ class TrainedHead:
         """Add a token to every draft; returns those that want another."""
         if not going:
             return []
-        logits = self._parts["output"](torch.stack([one.estimate for one in going])).float().cpu()
+        logits = self._parts["output"](torch.stack([one.estimate for one in going])).cpu()
         return [
             one
             for one, row_logits in zip(going, logits, strict=True)

@@ -9,10 +9,13 @@ is the next input. Embedding and output rows are the target's: only the layer an
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from llmlab.engine.lean import FEW_TOKENS, rms_norm_of_few
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,13 @@ class Norm(nn.RMSNorm):
     """RMSNorm in the precision of its input."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+        if self.training or x.shape[-2] > FEW_TOKENS:
+            return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+        return rms_norm_of_few(x, self._doubled, self.eps)
+
+    @cached_property
+    def _doubled(self) -> torch.Tensor:
+        return torch.cat((self.weight, self.weight)).detach()
 
 
 def _norm(config: HeadConfig) -> Norm:

@@ -28,8 +28,9 @@ class NGram:
     """
 
     name, needs_features, repeatable = "ngram", False, True
+    draft_cost = 0.0
 
-    def __init__(self, longest: int = 4, shortest: int = 2) -> None:
+    def __init__(self, longest: int = 4, shortest: int = 1) -> None:
         if not (type(longest) is type(shortest) is int and 1 <= shortest <= longest):
             raise InvalidParameter(
                 f"longest={longest!r} and shortest={shortest!r} must be integers, 1 <= shortest <= longest"

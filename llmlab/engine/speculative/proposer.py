@@ -7,6 +7,7 @@ speed, so it may forget, start late or propose nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -116,6 +117,8 @@ class DraftRow:
         propose no further.
         """
         rules = at_offset(self.rules, self.chosen)
+        if self._takes_largest(rules):
+            return self._name_largest(logits, ids)
         row, problem = adjusted_row(self._whole(logits, ids), rules)
         if problem is not None:
             return None
@@ -127,6 +130,21 @@ class DraftRow:
         token_id = draw(probs, uniform(rules.seed, rules.sample, rules.position, DRAFT_DRAW))
         self.chosen.append(token_id)
         self.probs.append(Probs.nonzero(probs))
+        return token_id
+
+    def _takes_largest(self, rules: SampleInput) -> bool:
+        """Whether the likeliest token is all there is to find, whatever the others are."""
+        params = rules.params
+        free = rules.constraint is None and rules.num_output >= params.min_tokens and not params.needs_adjustment
+        return free and (params.greedy or self.by_name)
+
+    def _name_largest(self, logits: Tensor, ids: Tensor | None) -> int | None:
+        logits = logits[: self.vocab_size] if ids is None else logits
+        largest, place = logits.max(dim=-1)
+        if not math.isfinite(float(largest)):
+            return None
+        token_id = int(place) if ids is None else int(ids[int(place)])
+        self.name(token_id)
         return token_id
 
     def _whole(self, logits: Tensor, ids: Tensor | None) -> Tensor:
@@ -171,7 +189,8 @@ class Proposer(Protocol):
 
     ``name`` appears in the trace. ``needs_features``: :meth:`observe` is called after every step. ``repeatable``:
     a draft depends on the request's tokens and seed alone, not on what the caches held or on neighbours; otherwise
-    seeded requests ask for their tokens ``by_name``.
+    seeded requests ask for their tokens ``by_name``. A ``draft_cost``, where there is one, says what proposing one
+    token takes as a share of a decode step; without it drafts are thought to cost nothing.
     """
 
     name: str

@@ -44,16 +44,20 @@ class Round:
 
 
 class Speculator:
-    """Owns the proposer, the drafts that are not verified yet, and the rule they are verified by."""
+    """Owns the proposer, the drafts that are not verified yet, and the rule they are verified by.
+
+    ``totals`` counts drafts, their tokens and those that were accepted, since the beginning.
+    """
 
     def __init__(
-        self, proposer: Proposer, *, k: int, rule: str, adaptive: bool, vocab_size: int, journal: Journal
+        self, proposer: Proposer, *, k: int, rule: str, adaptive: Adaptive | None, vocab_size: int, journal: Journal
     ) -> None:
         self.proposer, self.k, self.rule, self.journal = proposer, k, rule, journal
         self.vocab_size = vocab_size
         self.error: Exception | None = None
         self._judge = RULES[rule]
-        self._adaptive = Adaptive(k) if adaptive else None
+        self._adaptive = adaptive
+        self.totals = {"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0}
         self._held: dict[str, Held] = {}
         self._numbers: dict[str, int] = {}
         self._silent: set[str] = set()
@@ -86,6 +90,8 @@ class Speculator:
                 request.draft = draft.tokens
                 number = self._numbers[request.id] = self._numbers.get(request.id, -1) + 1
                 self._held[request.id] = Held(draft, number, len(draft), spent, len(wanting))
+                self.totals["drafts"] += 1
+                self.totals["draft_tokens"] += len(draft)
 
     def _checked(self, drafts: list[Draft], rows: list[DraftRow]) -> list[Draft]:
         """The drafts, one for each row, if they can be computed at all."""
@@ -176,6 +182,7 @@ class Speculator:
         verdict, kept = round_.verdict, len(request.tokens) - round_.start
         accepted = sum(source == ACCEPTED for source in verdict.sources[:kept])
         request.num_accepted += accepted
+        self.totals["accepted_tokens"] += accepted
         outcome = _outcome(verdict, kept, stop)
         rest = held.draft.after(len(verdict.judged)) if outcome == "held" else Draft()
         request.num_rejected += 0 if outcome == "held" else len(held.draft) - accepted
@@ -240,7 +247,7 @@ def _obstacle(sequence: Sequence) -> str | None:
     """Why a request is never drafted for."""
     if sequence.constraint is not None:
         return "its constraint must see every token before the next is chosen"
-    if getattr(sequence.request, "probe", None) is not None:
+    if (probe := getattr(sequence.request, "probe", None)) is not None and probe.is_inside:
         return "its probes look at one new position a step"
     return None
 

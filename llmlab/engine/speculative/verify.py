@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from llmlab.engine.choice import Choice
 from llmlab.engine.distribution import argmax, draw, probabilities
 from llmlab.engine.sampler import Sampled, SampleInput, adjusted_row, is_plain, top_of
 from llmlab.engine.speculative.proposer import ACCEPT_DRAW, RECOVER_DRAW, TARGET_DRAW, Draft, Probs, at_offset
-from llmlab.engine.speculative.rules import Rule, Uniforms
+from llmlab.engine.speculative.rules import Rule, Uniforms, exact
 from llmlab.engine.uniform import uniform
 
 ACCEPTED, RECOVERED, BONUS, TARGET = "accepted", "recovered", "bonus", "target"
@@ -63,7 +64,7 @@ def verify(logits: Tensor, rules: SampleInput, draft: Draft, rule: Rule) -> Verd
     """
     logits = logits.detach().float()
     if is_plain(rules) and bool(torch.isfinite(logits.amax(dim=-1)).all()):
-        return _verify_plain(logits, draft)
+        return _verify_plain(logits, rules, draft)
     logits, verdict = logits.cpu(), Verdict([], [], [])
     for i, row in enumerate(logits):
         if not _verify_row(row, at_offset(rules, draft.tokens[:i]), draft, i, rule, verdict):
@@ -79,17 +80,23 @@ def _verify_row(row: Tensor, rules: SampleInput, draft: Draft, i: int, rule: Rul
         return False
     p = probabilities(changed, rules.params)
     if i == len(draft):
-        token_id, source = draw(p, _uniform(rules, TARGET_DRAW)), BONUS if i else TARGET
+        u = _uniform(rules, TARGET_DRAW)
+        token_id, source = draw(p, u), BONUS if i else TARGET
     else:
         judged, token_id = _judge(p, draft.tokens[i], draft.probs[i], rules, rule)
         verdict.judged.append(judged)
         source = ACCEPTED if judged.accepted else RECOVERED
+        # only a named token under the exact rule is compared with the target's own draw
+        u = judged.u if draft.probs[i] is None and rule is exact else None
+    if rules.watch is not None:
+        greedy = rules.params.greedy
+        rules.watch(Choice(rules, row, changed, changed, None if greedy else p, None if greedy else u, token_id))
     logprobs = row.log_softmax(dim=-1)
     verdict.add(Sampled(token_id, float(logprobs[token_id]), top_of(logprobs, rules.params.logprobs), None), source)
     return source == ACCEPTED
 
 
-def _verify_plain(logits: Tensor, draft: Draft) -> Verdict:
+def _verify_plain(logits: Tensor, rules: SampleInput, draft: Draft) -> Verdict:
     """At temperature 0 without adjustments: every row's likeliest token, up to the first that differs."""
     best = argmax(logits)
     chosen = logits.log_softmax(dim=-1).gather(-1, best.unsqueeze(-1)).squeeze(-1).tolist()
@@ -104,6 +111,10 @@ def _verify_plain(logits: Tensor, draft: Draft) -> Verdict:
         verdict.add(Sampled(token_id, logprob, (), None), source)
         if source != ACCEPTED:
             break
+    if rules.watch is not None:
+        for i, sampled in enumerate(verdict.sampled):
+            row = logits[i].cpu()
+            rules.watch(Choice(at_offset(rules, draft.tokens[:i]), row, row, row, None, None, sampled.token_id))
     return verdict
 
 
