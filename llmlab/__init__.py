@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from llmlab.opening import open
     from llmlab.probes.capture import Capture
     from llmlab.probes.intervene import Ablate, Patch
+    from llmlab.views.compare import compare
 
 __version__ = "0.1.0"
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Trace",
     "__version__",
     "ask",
+    "compare",
     "connect",
     "doctor",
     "open",
@@ -50,6 +52,7 @@ _HOMES = {
     "Ablate": "llmlab.probes.intervene",
     "Patch": "llmlab.probes.intervene",
     "Speculation": "llmlab.engine.speculative.config",
+    "compare": "llmlab.views.compare",
 }
 # parts a reader uses by their name alone, as in llmlab.claims.claims()
 _PARTS = ("claims", "client", "errors", "probes")
