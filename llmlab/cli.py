@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from llmlab import __version__
-from llmlab.commands import models
+from llmlab.commands import lab, models
 from llmlab.commands.ask import ask
 from llmlab.commands.bench import bench
 from llmlab.commands.doctor import doctor
@@ -46,6 +46,7 @@ app.command()(serve)
 app.command()(bench)
 app.command()(doctor)
 app.command()(train_head)
+app.add_typer(lab.app, name="lab")
 app.add_typer(models.app, name="models")
 
 

@@ -1,4 +1,4 @@
-"""Draws ``lanes.svg`` and ``lanes-dark.svg``: six questions to the default model, in a pool too small for all of them."""
+"""Draws ``lanes.svg`` and ``lanes-dark.svg``: six questions to the default model, in a pool too small for them all."""
 
 from __future__ import annotations
 
