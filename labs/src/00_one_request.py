@@ -8,6 +8,9 @@
 #
 # **Needs.** The default model (135 million parameters, fetched once, about 2 GB of memory). No GPU; no network once the
 # model is there.
+#
+# The labs check what two Chinese articles say about the way of one request through the whole stack. They are called A,
+# 《从敲下回车到吐出第一个字：一次 LLM 请求的全链路解剖》, and B, 《当你向 ChatGPT 提问时会发生什么》.
 
 # %%
 import llmlab

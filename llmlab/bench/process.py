@@ -13,7 +13,7 @@ from typing import Any
 from llmlab.bench.job import Hello, Job, Served, Settings
 from llmlab.errors import BenchError
 
-SHUTDOWN_S = 10
+SHUTDOWN_S = 60  # it may still be importing torch, on a busy machine
 
 
 class WorkerProcess:

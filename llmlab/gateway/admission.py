@@ -23,7 +23,7 @@ class Admission:
         if self.open >= self.max_open:
             raise ApiError(
                 "overloaded_error",
-                f"{self.open} requests are open, the most this server takes: try again soon",
+                f"{self.open} open, the most requests this server takes at once: try again soon",
                 retry_after=RETRY_AFTER_S,
                 should_retry=True,
             )

@@ -14,6 +14,24 @@ WRITE_TIMEOUT_S = 60.0
 _RESPONSE = "HTTP/1.1 {status}\r\ncontent-type: text/plain\r\ncontent-length: {size}\r\nconnection: close\r\n\r\n{text}"
 
 
+class GuardedTransport:
+    """A transport that drops what is written once the connection is lost.
+
+    The loop tells the protocol of the loss only when it comes round again, and asyncio logs every write until then.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def write(self, data: bytes) -> None:
+        """Write, unless nobody is there any more."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class BoundedHttp(HttpToolsProtocol):
     """Closes connections whose request head is longer than 64 KiB (431) or takes longer than 30 s (408).
 
@@ -33,7 +51,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """A connection is open: its first request must come in time."""
-        super().connection_made(transport)
+        super().connection_made(GuardedTransport(transport))
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -14,6 +14,7 @@ import pytest
 from scripted_backend import ScriptedBackend, client_of, gateway_of, message_body, recorded, reply_events
 
 from llmlab.gateway.disconnect import ClientLeft, guarded
+from llmlab.gateway.http_protocol import GuardedTransport
 from llmlab.gateway.server import Server
 from llmlab.trace.events import Stage, WireEvent
 
@@ -218,3 +219,23 @@ def test_an_event_of_another_event_loop_is_a_mistake_that_shows():
     assert asyncio.run(guarded(quick(), connected, stop, lambda: False)) == 1
     with pytest.raises(RuntimeError, match="different event loop"):
         asyncio.run(guarded(quick(), connected, stop, lambda: False))
+
+
+async def test_nothing_is_written_to_a_connection_that_is_lost():
+    class Transport:
+        def __init__(self):
+            self.written, self.lost = [], False
+
+        def is_closing(self) -> bool:
+            return self.lost
+
+        def write(self, data: bytes) -> None:
+            self.written.append(data)
+
+    transport = Transport()
+    guarded = GuardedTransport(transport)
+    guarded.write(b"before")
+    transport.lost = True
+    guarded.write(b"after")
+    assert transport.written == [b"before"]
+    assert guarded.is_closing()

@@ -15,7 +15,14 @@ from llmlab.labs.sources import built_path
 every_lab = pytest.mark.parametrize("source", LAB_SOURCES, ids=LAB_NAMES)
 
 
-@every_lab
+NEEDS_WEIGHTS = "from llmlab.opening import open"  # how a lab opens a model that the mock cannot stand in for
+scripts = [
+    pytest.param(path, id=name, marks=pytest.mark.model if NEEDS_WEIGHTS in path.read_text(encoding="utf-8") else ())
+    for path, name in zip(LAB_SOURCES, LAB_NAMES, strict=True)
+]
+
+
+@pytest.mark.parametrize("source", scripts)
 def test_a_source_runs_as_a_script(source, monkeypatch, capsys):
     opened, real = [], llmlab.open
 
