@@ -39,6 +39,9 @@ def bench(
         bool, typer.Option("--speculative", help="Only what speculation gains, for every proposer and kind of prompt.")
     ] = False,
     probes: Annotated[bool, typer.Option("--probes", help="Only what looking inside costs a decode step.")] = False,
+    panels: Annotated[
+        bool, typer.Option("--panels", help="Only what live panels cost the engine and, with Chromium, the page.")
+    ] = False,
     draft_model: Annotated[
         str | None, typer.Option(help="With --speculative: a draft model to measure as well.")
     ] = None,
@@ -63,6 +66,9 @@ def bench(
         return
     if probes:
         _bench_probes(repeats or (1 if quick else 5), model, device, json_file)
+        return
+    if panels:
+        _bench_panels(repeats or (3 if quick else 15), quick, json_file)
         return
     from llmlab.bench.measure import Plan, run_benchmark
     from llmlab.bench.report import report_object, report_tables
@@ -103,6 +109,21 @@ def _bench_probes(rounds: int, model: str, device: str, json_file: str | None) -
     with stderr_console().status("measuring probes"):
         figures = measure_probes(rounds, model=model, device=device)
     _show(probe_table(figures), probe_object(figures), json_file)
+
+
+def _bench_panels(rounds: int, quick: bool, json_file: str | None) -> None:
+    from rich.text import Text
+
+    from llmlab.bench.panels import FULL, QUICK, measure_panels, panel_object, panel_table
+
+    _check_target(json_file)
+    with stderr_console().status("starting") as status:
+        figures = measure_panels(
+            rounds,
+            effort=QUICK if quick else FULL,
+            progress=lambda doing: status.update(Text(escape_controls(doing))),
+        )
+    _show(panel_table(figures), panel_object(figures), json_file)
 
 
 def _bench_speculation(

@@ -1,7 +1,7 @@
 """Pictures of what a trace recorded: functions that take a :class:`~llmlab.trace.trace.Trace` and return a
 :class:`~llmlab.views.view.View`. Each is imported when it is first asked for.
 
-``ALL`` holds those that take one trace; ``compare`` takes two, ``online_softmax`` a walk.
+``ALL`` holds those that take one trace; ``compare`` takes two, ``online_softmax`` a walk, ``server_metrics`` readings.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from llmlab.views.compare import compare
     from llmlab.views.distribution import distribution
     from llmlab.views.draft_rounds import draft_rounds
+    from llmlab.views.exchanges import exchanges
     from llmlab.views.hidden import hidden
     from llmlab.views.kv_growth import kv_growth
     from llmlab.views.lens import lens
     from llmlab.views.online_softmax import online_softmax
+    from llmlab.views.server_metrics import server_metrics
     from llmlab.views.step_timeline import step_timeline
     from llmlab.views.token_strip import token_strip
     from llmlab.views.usage_ledger import usage_ledger
@@ -42,10 +44,12 @@ __all__ = [
     "compare",
     "distribution",
     "draft_rounds",
+    "exchanges",
     "hidden",
     "kv_growth",
     "lens",
     "online_softmax",
+    "server_metrics",
     "step_timeline",
     "token_strip",
     "usage_ledger",
@@ -57,6 +61,7 @@ __all__ = [
 OF_A_TRACE = (
     "waterfall",
     "step_timeline",
+    "exchanges",
     "wire_view",
     "anatomy",
     "token_strip",
@@ -71,7 +76,7 @@ OF_A_TRACE = (
     "draft_rounds",
     "usage_ledger",
 )
-_VIEWS = frozenset((*OF_A_TRACE, "online_softmax", "compare"))
+_VIEWS = frozenset((*OF_A_TRACE, "online_softmax", "compare", "server_metrics"))
 
 
 def __getattr__(name: str) -> Any:

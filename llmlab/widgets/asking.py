@@ -10,7 +10,9 @@ from typing import Any
 
 import ipywidgets as w
 
+from llmlab.client.client import Client
 from llmlab.errors import InvalidParameter, LabError
+from llmlab.widgets.client_form import ClientForm
 from llmlab.widgets.container import Container
 from llmlab.widgets.desk import desk_of
 from llmlab.widgets.notice import Notice
@@ -213,9 +215,9 @@ class RequestPanel(Container):
         return "RequestPanel()"
 
 
-def request_panel(lab: Any, *, key: str = "request panel") -> RequestPanel:
-    """A form that sends requests to ``lab``. Raises ``InvalidParameter`` for anything but a lab."""
-    return RequestPanel(lab, key=key)
+def request_panel(source: Any, *, key: str = "request panel") -> RequestPanel | ClientForm:
+    """A form that sends requests to a lab, or through a client. Raises ``InvalidParameter`` for anything else."""
+    return ClientForm(source, key=key) if isinstance(source, Client) else RequestPanel(source, key=key)
 
 
 def _seed(text: str) -> int | None:

@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any
 from uuid import uuid4
 
+from llmlab.client.client import Client
 from llmlab.errors import InvalidParameter
 from llmlab.trace.recorder import Recorder
 from llmlab.trace.trace import Trace
@@ -64,21 +65,21 @@ class Desk:
 
 
 def desk_of(source: Any) -> Desk:
-    """The one desk of a lab, engine, client with a recorder, recorder, or trace.
+    """The one desk of a lab, engine, client, recorder, or trace. A client without a recorder gets one.
 
     Raises ``InvalidParameter`` for anything else.
     """
     if isinstance(source, Desk):
         return source
     engine = getattr(source, "engine", source)
+    if isinstance(source, Client) and source.recorder is None:
+        source.wire.recorder = Recorder()  # from now on its exchanges are recorded
     recorder = source if isinstance(source, Recorder) else getattr(engine, "recorder", None)
     if isinstance(source, Trace):
         return _on(source, lambda: Desk(source, ReplayFeed(source)))
     if not isinstance(recorder, Recorder):
         kind = type(source).__name__
-        raise InvalidParameter(
-            f"panels cannot be drawn from {kind}: give a lab, an engine, a trace, or a client with recorder="
-        )
+        raise InvalidParameter(f"panels cannot be drawn from {kind}: give a lab, an engine, a trace, or a client")
     desk = _on(recorder, lambda: Desk(recorder, LiveFeed(recorder)))
     if desk.engine is None and hasattr(engine, "trace_of"):  # a client may have come first, which has no engine
         desk.engine, desk.feed.make = engine, engine.trace_of

@@ -24,11 +24,15 @@ class Sender:
         self.client, self.model, self.stream = client, model, stream
         self.stops, self.report = stops, report
 
-    def send(self, prompts: Sequence[str], system: str | None, params: dict[str, Any]) -> list[str]:
-        """Begin a request for each prompt; the names of the parameters that the protocol does not have."""
+    def send(
+        self, prompts: Sequence[str], system: str | None, params: dict[str, Any], *, shows_deltas: bool = False
+    ) -> list[str]:
+        """Begin a request for each prompt; the names of the parameters that the protocol does not have.
+
+        ``shows_deltas``: no engine of ours emits the text, so it is taken from what the client records."""
         for prompt in prompts:
             wire_id = new_wire_id()
-            self.stream.expect(wire_id, f"{wire_id[:8]}: {prompt}")
+            self.stream.expect(wire_id, f"{wire_id[:8]}: {prompt}", shows_deltas=shows_deltas)
             body = self._body(prompt, system, params)
             threading.Thread(target=self._run, args=(body, wire_id), name="llmlab-request", daemon=True).start()
         return [name for name in params if name not in NAMES and name != "stop"]

@@ -80,7 +80,7 @@ class Panel(Part):
 
     def prepare(self, feed: Feed) -> int | None:
         """Draw if the events, the selection or the width changed; see :class:`llmlab.widgets.pump.Sink`."""
-        drawn = (feed.version, self.selection.version, self._width)
+        drawn = self._drawn_from(feed)
         if drawn != self._drawn:
             self._drawn = drawn
             self._error = self._draw(feed)
@@ -88,6 +88,10 @@ class Panel(Part):
         self._wanted["status"] = {"state": self.desk.state, "error": self._error, "lost": feed.lost}
         changed = self._changed()
         return _size(changed) if changed else None
+
+    def _drawn_from(self, feed: Feed) -> tuple:
+        """What the picture depends on besides the arguments."""
+        return feed.version, self.selection.version, self._width
 
     def send(self) -> None:
         """Send what the page does not have yet."""

@@ -29,6 +29,10 @@ from llmlab.views.view import View
 MAX_BYTES = 400_000  # of JSON before compression; a usual scene has a tenth of it
 TEXT, TIP = 200, 240  # characters
 NOTHING = 255  # a grid's cell without a value
+# what is left out at the end of a mark
+_RECT: tuple[Any, ...] = ("", "", 1, 0, 1, "", 0)
+_TEXT: tuple[Any, ...] = (12, "ink", "", 0, 0, "", 0)
+_LINE: tuple[Any, ...] = ("line", 1, 0, "", 0)
 ANCHORS = {"start": 0, "middle": 1, "end": 2}
 
 
@@ -107,18 +111,19 @@ class _Writer:
         match mark:
             case Rect():
                 flags = mark.hatch + 2 * mark.dash
-                tail = (mark.fill, mark.stroke, _n(mark.width), flags, _n(mark.opacity, 2), self.said(mark.tip))
-                defaults = ("", "", 1, 0, 1, "", 0)
-                return ["r", *_box(mark), *_trimmed((*tail, self.key(mark.key)), defaults)]
+                width = 1 if mark.width == 1 else _n(mark.width)
+                opacity = 1 if mark.opacity == 1 else _n(mark.opacity, 2)
+                tail = (mark.fill, mark.stroke, width, flags, opacity, self.said(mark.tip), self.key(mark.key))
+                return ["r", *_box(mark), *_trimmed(tail, _RECT)]
             case Text():
                 anchor, flags = ANCHORS[mark.anchor], mark.mono + 2 * mark.bold
                 tail = (_n(mark.size), mark.fill, mark.on, anchor, flags, self.said(mark.tip), self.key(mark.key))
                 place = (_n(mark.x), _n(mark.y), said(mark.text, TEXT))
-                return ["t", *place, *_trimmed(tail, (12, "ink", "", 0, 0, "", 0))]
+                return ["t", *place, *_trimmed(tail, _TEXT)]
             case Line():
                 points = [_n(number) for point in mark.points for number in point]
                 tail = (mark.stroke, _n(mark.width), 2 * mark.dash, self.said(mark.tip), self.key(mark.key))
-                return ["l", points, *_trimmed(tail, ("line", 1, 0, "", 0))]
+                return ["l", points, *_trimmed(tail, _LINE)]
             case Grid():
                 return self.grid(mark)
 
@@ -138,10 +143,10 @@ class _Writer:
         if not key:
             return 0
         items = tuple(key.items())
-        if items not in self.places:
+        if (place := self.places.get(items)) is None:
             self.table.append(_plain(key))
-            self.places[items] = len(self.table)
-        return self.places[items]
+            place = self.places[items] = len(self.table)
+        return place
 
 
 def _plain(key: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,5 +166,8 @@ def _trimmed(values: Sequence[Any], defaults: Sequence[Any]) -> Sequence[Any]:
 
 
 def _n(number: float, digits: int = 1) -> float:
+    if type(number) is int:
+        return number
     rounded = round(float(number), digits)
-    return int(rounded) if rounded == int(rounded) else rounded
+    whole = int(rounded)
+    return whole if whole == rounded else rounded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmlab.trace.events import Event, RequestFinished, TextEmitted, WireLink
+from llmlab.trace.events import Event, RequestFinished, TextEmitted, WireEvent, WireLink
 from llmlab.views.glyphs import visible
 from llmlab.widgets.canvas import StreamText
 from llmlab.widgets.desk import Desk
@@ -25,6 +25,7 @@ class Stream(Part):
         self._parts: dict[str, dict[str, str]] = {}
         self._unsent: dict[str, str] = {}  # text by request that the page does not have
         self._aliases: dict[str, str] = {}  # the engine's, or the gateway's id of a request -> the id it is shown by
+        self._by_deltas: set[str] = set()  # exchanges whose text only the client sees
         self._is_whole_due = False
         self.attach()
 
@@ -33,9 +34,12 @@ class Stream(Part):
         """What is shown, by request."""
         return {part["id"]: part["text"] for part in self._parts.values()}
 
-    def expect(self, request_id: str, name: str | None = None) -> None:
-        """Show what is emitted from now on for an engine request, or for an exchange by the client's id of it."""
+    def expect(self, request_id: str, name: str | None = None, *, shows_deltas: bool = False) -> None:
+        """Show what is emitted from now on for an engine request, or for an exchange by the client's id of it;
+        ``shows_deltas``: what the client of that exchange receives, in place of what an engine emits."""
         with self.desk.pump.lock:
+            if shows_deltas:
+                self._by_deltas.add(request_id)
             self._parts.pop(request_id, None)
             self._parts[request_id] = {"id": request_id, "name": visible(name or request_id, limit=120), "text": ""}
             self._aliases[request_id] = request_id
@@ -45,6 +49,7 @@ class Stream(Part):
     def _drop_oldest(self) -> None:
         for old in list(self._parts)[:-MAX_PARTS]:
             del self._parts[old]
+            self._by_deltas.discard(old)
             self._aliases = {other: shown for other, shown in self._aliases.items() if shown != old}
 
     # -- painted by the pump --------------------------------------------------------------------------------
@@ -54,12 +59,25 @@ class Stream(Part):
         for event in events:
             match event:
                 case TextEmitted() if part := self._part(event.request_id):
-                    self._append(part, event.text)
+                    if part["id"] not in self._by_deltas:
+                        self._append(part, event.text)
+                case WireEvent(side="client", kind="delta" | "end" | "error" | "disconnect"):
+                    self._hear(event)
                 case RequestFinished() if part := self._part(event.request_id):
                     part["name"] = f"{part['name']} · {event.stop_reason}"
                     self._unsent.setdefault(part["id"], "")
                 case WireLink():
                     self._link(event)
+
+    def _hear(self, event: WireEvent) -> None:
+        """What a client received of an exchange that nobody else tells about."""
+        if event.wire_id not in self._by_deltas or (part := self._part(event.wire_id)) is None:
+            return
+        if event.kind == "delta" and event.name in ("text", "thinking"):
+            self._append(part, event.text or "")
+        elif event.kind != "delta":
+            part["name"] = f"{part['name']} · {event.kind}"
+            self._unsent.setdefault(part["id"], "")
 
     def _link(self, event: WireLink) -> None:
         if event.relation == "client" and event.other_id in self._aliases:

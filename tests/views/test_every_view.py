@@ -21,6 +21,7 @@ from llmlab.views.view import View
 TRACES = ("lab_trace", "draft_trace", "wire_trace", "capture_trace", "hostile_trace")
 # where there is something to see for a view, if not in the requests of a lab
 HOMES = {
+    "exchanges": "wire",
     "wire_view": "wire",
     "anatomy": "wire",
     "draft_rounds": "drafts",

@@ -36,7 +36,7 @@ def send(form):
 
 def test_a_recorded_trace_gets_all_panels_and_a_slider(recorded):
     board = dashboard(recorded)
-    names = [*MAIN, *(name for _, views, _ in FOLDED for name in views)]
+    names = [*MAIN, *(name for _, views, *_ in FOLDED for name in views)]
     assert [panel.name for panel in board.panels] == names
     assert board.form is None
     assert all(panel.view is not None and panel.widget.status["error"] == "" for panel in board.panels)

@@ -185,9 +185,11 @@ def test_a_client_of_the_lab_shares_its_desk_and_its_engine(lab, view):
         assert panel.desk.engine is lab.engine
 
 
-def test_a_client_without_a_recorder_is_refused(view):
-    with llmlab.connect("http://127.0.0.1:9") as client, pytest.raises(InvalidParameter, match="recorder="):
-        Panel(view, client)
+def test_a_client_without_a_recorder_gets_one(view):
+    with llmlab.connect("http://127.0.0.1:9") as client:
+        panel = Panel(view, client)
+        assert client.recorder is panel.desk.owner
+        panel.close()
 
 
 def test_the_window_knows_the_bytes_of_its_tokens(lab, view):
