@@ -427,7 +427,7 @@ excerpt(Scheduler._schedule_running, "budget == 0", 5)
 excerpt(attend_prefill, "for first in range", 9)
 
 # %% [markdown]
-# The K/V cache (lab 08), pages (lab 09), batching and drafts (labs 10 and 11) each answer one of these costs, as
+# The K/V cache (lab 08), pages (lab 09), batching and drafts (labs 10 and 12) each answer one of these costs, as
 # article A's section 1 says. That the difference explains nearly every phenomenon (section 8) holds for waiting and
 # flow: **[corrected: token counting, time to live and compaction have other causes]**.
 #

@@ -23,3 +23,8 @@ def test_text_never_becomes_markup():
 def test_the_part_sent_with_every_display_is_small():
     assert len(static("loader.js")) < 1_500
     assert len(module()) < 40_000
+
+
+def test_no_frame_or_port_is_opened():
+    for banned in ("iframe", "localhost", "127.0.0.1", "WebSocket", "fetch(", "XMLHttpRequest"):
+        assert banned not in module() + static("loader.js")
