@@ -159,7 +159,7 @@ class _Strip:
     def end(self) -> str:
         """Why the request ended."""
         if self.finished is None:
-            return "not in the trace"
+            return "none recorded so far"
         return _ending(self.finished)
 
     # -- picture --------------------------------------------------------------------------------------------

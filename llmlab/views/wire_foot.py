@@ -46,7 +46,7 @@ def _ending(record: Record) -> str:
     if assembly.problem:
         return f"not usable: {assembly.problem}"
     usage = ", ".join(f"{name} {value}" for name, value in assembly.usage.items() if type(value) is int and value)
-    parts = [f"stop reason {assembly.stop_reason}" if assembly.stop_reason else "no stop reason came"]
+    parts = [f"stop reason {assembly.stop_reason}" if assembly.stop_reason else "no stop reason so far"]
     return "  ·  ".join([*parts, *([f"usage {usage}"] if usage else [])])
 
 

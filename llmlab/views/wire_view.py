@@ -140,7 +140,7 @@ def _notes(record: Record) -> tuple[str, ...]:
     if record.is_streamed and not record.pieces:
         notes.append("The pieces that passed the socket are not known: the client's side was not recorded.")
     if record.is_streamed and not record.assembly.is_complete:
-        notes.append("The stream has no proper end in the record: the message is what came until then.")
+        notes.append("No proper end of the stream is recorded so far: the message is what came until now.")
     return tuple(notes)
 
 

@@ -47,7 +47,9 @@ class Dashboard(Container):
         super().__init__(desk_of(source), key)
         self.scrub = Scrub(self.desk)
         self._parts.append(self.scrub)
-        rows = [*self._top(source), self.scrub.widget, *self._rows(panels)]
+        top = self._top(source)
+        steps = [] if self._is_half() else [self.scrub.widget]
+        rows = [*top, *steps, *self._rows(panels)]
         self.widget = self._own(w.VBox(rows))
 
     def _top(self, source: Any) -> list[w.Widget]:
@@ -63,11 +65,17 @@ class Dashboard(Container):
     def _rows(self, panels: Iterable[View] | None) -> list[w.Widget]:
         if panels is not None:
             return self._added(tuple(panels))
-        self.desk.feed.read()
-        trace = self.desk.feed.whole()
-        if self._url and trace.index.info is None:
+        if self._is_half():
             return [self._metrics(self._url), *self._added(OF_A_CLIENT)]
-        return [*self._added(MAIN), self._folded(trace)]
+        return [*self._added(MAIN), self._folded(self._recorded())]
+
+    def _recorded(self) -> Trace:
+        self.desk.feed.read()
+        return self.desk.feed.whole()
+
+    def _is_half(self) -> bool:
+        """Whether only the client's half is recorded: then there are no steps of an engine."""
+        return self._url is not None and self._recorded().index.info is None
 
     def _added(self, views: Sequence[View]) -> list[w.Widget]:
         made = [Panel(view, self.desk, register=False) for view in views]

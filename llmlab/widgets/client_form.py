@@ -46,7 +46,9 @@ class ClientForm(Container):
         self.system = own(w.Text(description="system", placeholder="none", **wide, **short))
         self.max_tokens = own(w.BoundedIntText(60, 1, 100_000, description="max_tokens", **wide, **short))
         self.temperature = own(w.FloatText(0.0, step=0.1, description="temperature", **wide, **short))
-        self.send_button = own(w.Button(description="Send over the wire", button_style="primary", icon="paper-plane"))
+        self.send_button = own(
+            w.Button(description="Send", tooltip="over the wire", button_style="primary", icon="paper-plane")
+        )
         self.stop_button = own(w.Button(description="Stop", icon="stop"))
         for name in ("prompt", "send_button", "stop_button"):
             getattr(self, name).add_class(f"llmlab-{name.split('_')[0]}")

@@ -104,13 +104,11 @@ def test_a_reloaded_page_shows_what_was_there(dashboard_page, open_notebook):
 
 def test_the_canvas_follows_the_theme_and_stays_readable(dashboard_page):
     notebook = dashboard_page
-    corners = {}
-    for theme in ("JupyterLab Dark", "JupyterLab Light"):
-        before = drawn(notebook, 0)
+    in_theme = "dark => (document.querySelector('section[data-name=block_map] canvas')\n"
+    in_theme += "    .getContext('2d').getImageData(0, 0, 1, 1).data[0] < 128) === dark"
+    for theme, corners in (("JupyterLab Dark", range(90)), ("JupyterLab Light", range(200, 256))):
         notebook.set_theme(theme)
-        drawn(notebook, before)
-        notebook.page.wait_for_timeout(300)
+        notebook.page.wait_for_function(in_theme, arg=theme == "JupyterLab Dark")  # drawn when the theme has arrived
         seen = block_map(notebook).locator("canvas").evaluate(PIXELS)
-        corners[theme] = seen["corner"]
         assert seen["contrast"] >= 4.5
-    assert corners["JupyterLab Dark"] < 90 < 200 < corners["JupyterLab Light"]
+        assert seen["corner"] in corners

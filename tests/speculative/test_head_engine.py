@@ -214,3 +214,20 @@ def test_output_rows_of_a_packed_matrix(model):
     if pack_linears(wide) == 0:
         pytest.skip("this build of torch has no packed linear layers")
     torch.testing.assert_close(output_rows(wide, ids).float(), expected, atol=1e-2, rtol=1e-2)
+
+
+def test_the_same_tensors_in_another_order_are_the_same_weights(target, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(f"{target.path}/model.safetensors")
+    for name, order, remarks in (("a", sorted(tensors), {"x": "1"}), ("b", sorted(tensors, reverse=True), {"y": "2"})):
+        (tmp_path / name).mkdir()
+        save_file({key: tensors[key] for key in order}, tmp_path / name / "model.safetensors", metadata=remarks)
+    (tmp_path / "c").mkdir()
+    half = len(tensors) // 2
+    for part, names in (("1", sorted(tensors)[:half]), ("2", sorted(tensors)[half:])):
+        save_file({key: tensors[key] for key in names}, tmp_path / "c" / f"model-{part}.safetensors")
+    assert len({weights_sha256(tmp_path / name) for name in "abc"} | {weights_sha256(target.path)}) == 1
+    tensors[min(tensors)] = tensors[min(tensors)] + 1
+    save_file(tensors, tmp_path / "a" / "model.safetensors")
+    assert weights_sha256(tmp_path / "a") != weights_sha256(target.path)

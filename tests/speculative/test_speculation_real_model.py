@@ -41,7 +41,7 @@ def plain() -> list[list[int]]:
     [
         Speculation("ngram", adaptive=False),
         Speculation("early-exit", layers=29, adaptive=False, k=2),
-        Speculation("draft-model", model="smollm2-135m", k=3),
+        Speculation("draft-model", model="smollm2-135m", k=3, adaptive=False),
     ],
     ids=lambda speculation: speculation.proposer,
 )
@@ -49,3 +49,10 @@ def test_fifty_greedy_answers_are_those_of_plain_decoding(plain, speculation):
     tokens, summary = _answers(speculation)
     assert tokens == plain
     assert summary["accepted"] > 0
+
+
+def test_a_draft_model_as_large_as_the_target_is_known_not_to_pay():
+    with llmlab.open(speculative=Speculation("draft-model", model="smollm2-135m")) as lab:
+        assert lab.engine.speculator.proposer.draft_cost == 1.0
+        run = lab.ask("Count from one to five.", max_tokens=12)
+    assert run.usage.get("accepted_draft_tokens", 0) == 0

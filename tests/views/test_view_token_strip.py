@@ -132,7 +132,7 @@ def test_text_that_comes_at_once_is_not_marked(lab_trace):
 
 def test_the_end_says_why(lab_trace):
     assert "end: length: max_tokens reached" in token_strip(lab_trace).text
-    assert "end: not in the trace" in token_strip(answer(b"x")).text
+    assert "end: none recorded so far" in token_strip(answer(b"x")).text
     eos = token_strip(answer(b"x", finish="eos")).text
     assert "end: eos: the model ended its answer" in eos
 

@@ -100,7 +100,7 @@ def test_frames_the_client_never_got_are_marked():
     assert len(frames) == len(events)
     assert frames.client_ms.isna().sum() == frames.operation.isna().sum() > 0
     assert "(not received)" in words(view)
-    assert "no proper end" in " ".join(view.notes)
+    assert "No proper end" in " ".join(view.notes)
 
 
 def test_a_frame_in_many_pieces_and_many_frames_in_one_piece():

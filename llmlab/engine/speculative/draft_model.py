@@ -145,7 +145,7 @@ def load_draft_model(model: str | Path, target: Any, runner: Runner) -> DraftMod
     Raises ``VocabularyMismatch`` when the tokenizers differ, and the errors of loading a model.
     """
     from llmlab.engine.build import build_runner
-    from llmlab.models.load import load
+    from llmlab.models.load import load, weight_bytes
 
     def fresh():
         return load(model, device=target.device, dtype=target.dtype)
@@ -155,8 +155,8 @@ def load_draft_model(model: str | Path, target: Any, runner: Runner) -> DraftMod
     size = runner.capacity.block_size
     # one block more per request than the target: samples of one prompt do not share a partly filled block here
     blocks = runner.capacity.num_blocks * 5 // 4 + 16
-    # both read all their weights once a token
-    share = draft.model.num_parameters() / target.model.num_parameters()
+    # both read all their weights once a token; counted from the configs, because packed weights are no parameters
+    share = weight_bytes(draft.model.config, draft.dtype) / weight_bytes(target.model.config, target.dtype)
     return DraftModel(build_runner(draft, block_size=size, num_blocks=blocks, reload=fresh), draft_cost=share)
 
 

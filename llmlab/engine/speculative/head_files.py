@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,6 @@ from torch import Tensor
 
 from llmlab.engine.speculative.head_model import DraftHead, HeadConfig
 from llmlab.errors import HeadMismatch
-from llmlab.models.cache import MANIFEST, sha256_of
 
 if TYPE_CHECKING:
     from llmlab.models.load import LoadedModel
@@ -29,25 +30,35 @@ def heads_folder() -> Path:
 
 
 def weights_sha256(folder: str | Path) -> str:
-    """The sha256 of a model's safetensors files, each by name and content, in hexadecimal.
+    """The sha256 of a model's tensors, by name, type, shape and bytes, in hexadecimal; files they lie in do not count.
 
-    A manifest's hashes are used where there is one. Raises ``HeadMismatch`` for a model that is not a local folder.
+    A file's header may order the same tensors and remarks otherwise each time it is written. Raises ``HeadMismatch``
+    for a model that is not a local folder, or whose files cannot be read.
     """
     folder = Path(folder)
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise HeadMismatch(f"{str(folder)!r} is not a folder with safetensors, so no head can be matched to it")
-    known = _manifest_hashes(folder)
-    described = [f"{file.name} {known.get(file.name) or sha256_of(file)}\n" for file in files]
-    return hashlib.sha256("".join(described).encode()).hexdigest()
-
-
-def _manifest_hashes(folder: Path) -> dict[str, str]:
+    digest = hashlib.sha256()
     try:
-        files = json.loads((folder / MANIFEST).read_text("utf-8"))["files"]
-        return {name: described["sha256"] for name, described in files.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return {}
+        for name, path, start, end, described in sorted(place for file in files for place in _tensors(file)):
+            digest.update(f"{name} {described}\n".encode())
+            with path.open("rb") as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as content:
+                digest.update(memoryview(content)[start:end].tobytes())
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise HeadMismatch(f"the weights in {str(folder)!r} cannot be read: {error}") from error
+    return digest.hexdigest()
+
+
+def _tensors(file: Path) -> Iterator[tuple[str, Path, int, int, str]]:
+    """Name, file, first and last byte, type and shape of every tensor of a safetensors file."""
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            start, end = (8 + size + offset for offset in tensor["data_offsets"])
+            yield name, file, start, end, f"{tensor['dtype']} {tensor['shape']}"
 
 
 def save_head(folder: Path, head: DraftHead, drafted: Tensor, card: dict[str, Any]) -> None:
