@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import zipfile
-import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO
@@ -57,9 +56,9 @@ def load(path: str | os.PathLike, events: Iterable[Captured], max_bytes: int) ->
                 for i, event in enumerate(events)
                 if f"{i}.npy" in names
             }
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
-        if isinstance(error, TraceFormatError):
-            raise
+    except TraceFormatError:
+        raise
+    except Exception as error:  # zipfile, its decompressors and numpy's header parser raise what they like
         raise TraceFormatError(f"{source} holds no arrays, or is damaged: {error}") from None
 
 

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
+from llmlab.errors import InvalidParameter
 from llmlab.trace.columns import integers, objects, table
 from llmlab.trace.events import BlockEvent, Gap
 from llmlab.trace.index import Index
+
+MAX_BLOCKS = 1_000_000
 
 
 @dataclass(slots=True)
@@ -96,12 +99,20 @@ def replay(events: Iterable[object], last_step: int) -> tuple[PoolReplay, bool]:
     return pool, complete
 
 
+def all_blocks(index: Index, pool: PoolReplay) -> list[int]:
+    """Ids of every block, ascending. Raises ``InvalidParameter`` for a pool that is too large to list: what a file
+    claims."""
+    size = index.info.num_blocks if index.info else 0
+    if size > MAX_BLOCKS:
+        raise InvalidParameter(f"the pool has {size:,} blocks: more than {MAX_BLOCKS:,} are not listed one by one")
+    return sorted({*range(size), *pool.blocks})
+
+
 def block_map(index: Index, step: int) -> pd.DataFrame:
     """One row per block of the pool, as ``step`` left it; columns in :mod:`llmlab.trace.columns`."""
     pool, complete = replay(index.events, step)
     untouched = "free" if complete and not index.only else "unknown"
-    size = index.info.num_blocks if index.info else 0
-    ids = sorted({*range(size), *pool.blocks})
+    ids = all_blocks(index, pool)
     states = [pool.blocks.get(i) for i in ids]
     return table(
         "block_map",

@@ -140,7 +140,7 @@ class Captures:
     @property
     def lens(self) -> Lens | None:
         """The logit lens, ``None`` when it was not recorded."""
-        if "lens_top" not in self.kinds:
+        if not {"lens_top", "lens_top_logprob", "lens_entropy", "lens_kl"} <= set(self.kinds):
             return None
         rank = self.lens_rank
         return Lens(

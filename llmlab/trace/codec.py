@@ -21,6 +21,11 @@ from llmlab.trace.events import EVENT_TYPES, Event
 NON_FINITE = ("NaN", "Infinity", "-Infinity")
 
 MAX_INT = 2**63 - 1
+MAX_COUNT = 2**31 - 1
+"""Numbers that tables add and multiply; times, sizes and priorities may be up to ``MAX_INT``."""
+_BITS = {MAX_INT: 64, MAX_COUNT: 32}
+LARGE = ("_ns", "size", "nbytes", "dropped", "priority")
+"""How the names of fields end that may hold more than ``MAX_COUNT``."""
 
 Decoder = Callable[[Any], Any]
 
@@ -97,32 +102,48 @@ def _decoders(kind: type) -> tuple[dict[str, Decoder], frozenset[str]]:
     """Decoders of a record's fields, and the names of those without a default."""
     hints = get_type_hints(kind)
     required = frozenset(f.name for f in fields(kind) if f.default is MISSING)
-    return {f.name: _decoder(hints[f.name]) for f in fields(kind)}, required
+    return {f.name: _decoder(hints[f.name], _most(f.name)) for f in fields(kind)}, required
 
 
-def _decoder(hint: Any) -> Decoder:
+def _most(name: str) -> int:
+    return MAX_INT if name.endswith(LARGE) and name != "block_size" else MAX_COUNT
+
+
+def _decoder(hint: Any, most: int) -> Decoder:
     if is_dataclass(hint):
         return lambda value: _record(hint, value)
     if hint is float:
         return _float
     if get_origin(hint) is tuple:
-        return _tuple_decoder(get_args(hint))
+        return _tuple_decoder(get_args(hint), most)
+    if get_origin(hint) is dict:
+        return _dict_decoder(get_args(hint)[1], most)
     kinds = get_args(hint) if isinstance(hint, UnionType) else (get_origin(hint) or hint,)
-    return lambda value: _scalar(value, kinds)
+    return lambda value: _scalar(value, kinds, most)
 
 
-def _tuple_decoder(args: tuple[Any, ...]) -> Decoder:
+def _tuple_decoder(args: tuple[Any, ...], most: int) -> Decoder:
     if args[-1] is Ellipsis:
-        item = _decoder(args[0])
+        item = _decoder(args[0], most)
         return lambda value: tuple(map(item, _list(value)))
-    items = [_decoder(arg) for arg in args]
+    items = [_decoder(arg, most) for arg in args]
     return lambda value: tuple(item(v) for item, v in zip(items, _list(value, len(items)), strict=True))
 
 
-def _scalar(value: Any, kinds: tuple[type, ...]) -> Any:
+def _dict_decoder(values: Any, most: int) -> Decoder:
+    item = _decoder(values, most)
+
+    def decode_dict(data: Any) -> dict[str, Any]:
+        _require(isinstance(data, dict), "an object", data)
+        return {key: item(value) for key, value in data.items()}
+
+    return decode_dict
+
+
+def _scalar(value: Any, kinds: tuple[type, ...], most: int) -> Any:
     # exact types: a JSON true must not pass for the number 1
     _require(type(value) in kinds, " or ".join(kind.__name__ for kind in kinds), value)
-    _require(type(value) is not int or -MAX_INT <= value <= MAX_INT, "an integer of 64 bits", value)
+    _require(type(value) is not int or -most <= value <= most, f"an integer of {_BITS[most]} bits", value)
     return value
 
 

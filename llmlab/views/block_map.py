@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from llmlab.errors import InvalidParameter, UnknownRequest
-from llmlab.trace.blocks import BlockState
+from llmlab.trace.blocks import BlockState, all_blocks
 from llmlab.trace.trace import Trace
 from llmlab.views.block_cells import MAX_DRAWN, draw_pool
 from llmlab.views.block_tables import MAX_TABLES, draw_tables
@@ -110,7 +110,7 @@ def _picture(trace: Trace, step: int, since: int | None, focus: str | None) -> P
         raise InvalidParameter(f"since={since!r} must be an earlier step than {step}")
     pool = pool_after(index, step)
     evictions = (e.block_id for e in known_events(index) if e.action == "evict" and since < e.step <= step)
-    ids = sorted({*range(index.info.num_blocks), *pool.blocks.blocks})
+    ids = all_blocks(index, pool.blocks)
     untouched = "unknown" if index.gaps or index.only else "free"
     states = {i: pool.blocks.blocks.get(i) for i in ids}
     return PoolPicture(step, since, states, untouched, frozenset(evictions), pool, Names(index), focus)

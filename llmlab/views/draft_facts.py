@@ -47,8 +47,9 @@ class Totals:
 
 def states(round_: DraftRound) -> list[str]:
     """What became of each judged token: ``accepted``, ``rejected``, or ``dropped`` since the output had ended."""
-    rest = len(round_.tokens) - round_.num_accepted
-    return [ACCEPTED] * round_.num_accepted + [REJECTED if round_.outcome == "recovered" else DROPPED] * rest
+    kept = min(max(round_.num_accepted, 0), len(round_.tokens))  # whatever a file claims
+    rest = len(round_.tokens) - kept
+    return [ACCEPTED] * kept + [REJECTED if round_.outcome == "recovered" else DROPPED] * rest
 
 
 def offsets(rounds: Sequence[DraftRound]) -> list[int]:

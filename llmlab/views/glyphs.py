@@ -10,7 +10,10 @@ _NAMED = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"}  # controls, bidirectional marks, surrogates, odd spaces
 
 
-def visible(text: str, spaces: bool = False, limit: int = 2_000) -> str:
+LIMIT = 2_000
+
+
+def visible(text: str, spaces: bool = False, limit: int = LIMIT) -> str:
     """``text`` on one line, without controls, bidirectional marks or lone surrogates; at most ``limit`` characters of
     it, with an ellipsis for the rest. ``spaces`` shows ordinary spaces too."""
     if len(text) <= limit and not spaces and text.isprintable():
@@ -31,7 +34,10 @@ def _glyph(character: str, spaces: bool) -> str:
 
 
 def visible_bytes(piece: bytes) -> str:
-    """The text of a token's bytes with visible whitespace; bytes that are no whole character as ``<0xF0>``."""
+    """The text of a token's bytes with visible whitespace; bytes that are no whole character as ``<0xF0>``. At most
+    ``LIMIT`` bytes of it, with an ellipsis for the rest."""
+    if len(piece) > LIMIT:
+        return visible_bytes(piece[:LIMIT]) + "…"
     try:
         return visible(piece.decode("utf-8"), spaces=True)
     except UnicodeDecodeError:

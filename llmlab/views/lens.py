@@ -17,6 +17,7 @@ from llmlab.trace.captures import Captures, Lens
 from llmlab.trace.trace import Trace
 from llmlab.views import looked
 from llmlab.views.choose import token_label
+from llmlab.views.glyphs import visible
 from llmlab.views.heatmap import heatmap
 from llmlab.views.lens_scene import MAX_LAYERS, Sheet, max_positions, sheet_scene
 from llmlab.views.view import View
@@ -66,6 +67,8 @@ def _sheet(trace: Trace, captures: Captures, statistic: str, wanted, target: int
     chosen = looked.some_of("positions", wanted, known)
     shown = chosen[-room:] if wanted is None else chosen[:room]
     part = looked.captures_of(trace, request_id, KINDS, positions=shown).lens
+    if part is None:
+        raise InvalidParameter(f"the lens of {visible(request_id)} was not recorded whole: its arrays are not all here")
     layers = part.top.labels["layer"]
     numbers = _numbers(part, shown)
     last = layers[-1] if trace.info is None or layers[-1] == trace.info.num_layers - 1 else None

@@ -79,7 +79,8 @@ def counts_panel(
     yield Text(NAMES - 6, base, "0", 10.5, "muted", anchor="end")
     yield Line(((axis.x, base), (axis.x + axis.width, base)), "line", 0.8)
     for field, stroke, dash in lines:
-        points = _staircase(window, axis, series[field], base, COUNTS / most)
+        drawn = [min(max(value, 0), most) for value in series[field]]  # a file may claim more than the pool has
+        points = _staircase(window, axis, drawn, base, COUNTS / most)
         yield Line(points, stroke, 1.8, dash, f"{field}: at most {max(series[field]):,}")
     for i, (field, values) in enumerate(series.items()):
         at = base - 13 * (len(series) - 1 - i)

@@ -195,7 +195,7 @@ class _Strip:
         if fact.step >= 0:
             parts.append(f"step {fact.step}")
         if not math.isnan(fact.logprob):
-            parts.append(f"logprob {fact.logprob:.3f} (p {math.exp(fact.logprob):.3g})")
+            parts.append(f"logprob {fact.logprob:.3f} (p {math.exp(min(fact.logprob, 0)):.3g})")
         if fact.held:
             parts.append(f"text out in step {fact.shown}: {fact.held}")
         if fact.is_output:

@@ -44,7 +44,7 @@ def _head(canvas: Canvas, number: int, total: int) -> None:
     status = record.response.name if record.response is not None else "no response recorded"
     request = record.request.name if record.request is not None else "request not recorded"
     sides = " and ".join(sorted(record.exchange.sides))
-    right = f"{number} of {total}, recorded by {sides}"
+    right = fit(f"{number} of {total}, recorded by {sides}", width / 2, 11)
     canvas.marks.append(Rect(0, 0, width, 54, fill="faint", key=canvas.key))
     room = width - text_width(right, 11) - 40
     canvas.marks.append(

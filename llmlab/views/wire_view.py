@@ -80,6 +80,7 @@ def _next_number(trace: Trace, record: Record) -> int | None:
 
 def _facts(record: Record, number: int, total: int, following: int | None) -> list[str]:
     sides = " and ".join(sorted(record.exchange.sides)) or "nobody"
+    sides = visible(sides, limit=60)
     facts = [f"exchange {number} of {total}: {visible(head_line(record), limit=160)}; recorded by {sides}"]
     if record.request is not None:
         facts.append(f"request: a body of {count(record.request.size, 'byte')}")

@@ -77,6 +77,8 @@ class _Seeking:
 
     def _step(self, number: int) -> Step | None:
         index = self.whole().index
+        if not -(2**63) <= number < 2**63:
+            return None
         place = int(index.step_index([number])[0])
         return index.steps[place] if place >= 0 else None
 

@@ -47,7 +47,7 @@ def encode(view: View) -> bytes:
             break
     else:
         text = _dumps(_cut(view))
-    return zlib.compress(text.encode("utf-8"), 1)
+    return zlib.compress(text.encode("utf-8", "backslashreplace"), 1)
 
 
 def to_json(view: View, tip: int = TIP) -> dict[str, Any]:

@@ -98,8 +98,17 @@ def _checked(key: Mapping[str, Any]) -> dict[str, Any]:
             raise InvalidParameter(f"{name!r} cannot be selected: choose from {', '.join(FIELDS)}")
         if value is None:
             continue
-        if name in _IDS and not (isinstance(value, str) and len(value) <= MAX_ID):
+        if name in _IDS and not (isinstance(value, str) and len(value) <= MAX_ID and _is_text(value)):
             raise InvalidParameter(f"{name}={value!r} must be an id of at most {MAX_ID} characters")
         if name not in _IDS and not (type(value) is int and -1 <= value < 2**53):
             raise InvalidParameter(f"{name}={value!r} must be a whole number of at least -1")
     return dict(key)
+
+
+def _is_text(text: str) -> bool:
+    """Whether it can be sent to a page: half a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -91,6 +91,8 @@ class Stream(Part):
     def _append(self, part: dict[str, str], text: str) -> None:
         if len(part["text"]) > MAX_TEXT:
             return
+        # half a surrogate pair, which any server may send, cannot go to the page
+        text = text[: MAX_TEXT + 1].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         added = (part["text"] + text)[len(part["text"]) : MAX_TEXT] + (
             "…" if len(part["text"] + text) > MAX_TEXT else ""
         )

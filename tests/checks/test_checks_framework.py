@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from llmlab.checks import check, predict
@@ -90,3 +92,31 @@ def test_options_that_are_no_choice_are_refused(options):
 def test_a_choice_that_is_no_option_is_refused():
     with pytest.raises(InvalidParameter, match="choose one of 8, 45"):
         predict("How many?", [8, 45]).choose(9)
+
+
+class Rude:
+    """Answers no question about itself."""
+
+    def __eq__(self, other):
+        raise RuntimeError("no")
+
+    __hash__ = None
+    __repr__ = __int__ = __eq__
+
+
+STRANGE = {
+    "array": np.array([1, 2]),
+    "empty": np.array([]),
+    "huge": 10**5000,
+    "rude": Rude(),
+    "series": pd.Series([3]),
+    "missing": pd.NA,
+}
+
+
+@pytest.mark.parametrize("value", STRANGE.values(), ids=STRANGE)
+def test_whatever_an_answer_is_it_gets_a_verdict(value):
+    assert not judge_number(value, 7, [(3, "three")], because="b", hint="h")
+    verdict = judge_function(lambda n: value, lambda n: n, [(1,), (2,)], [(lambda n: -n, "m")], because="b")
+    assert not verdict
+    assert len(str(verdict)) < 500

@@ -234,3 +234,27 @@ def test_a_damaged_or_too_large_file_is_refused(saved):
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(TraceFormatError, match="damaged"):
         Trace.load(saved)
+
+
+@pytest.mark.parametrize("header", ["{'descr': (", "  1\n 2", "{[]: 2}", "{'descr': 1, 2: 3}"])
+def test_a_header_that_numpy_fails_to_parse_is_refused(saved, header):
+    line = header.encode() + b"\n"
+    entry = b"\x93NUMPY\x01\x00" + len(line).to_bytes(2, "little") + line
+    rewritten(saved, lambda name, data: entry if name == "0.npy" else data)
+    with pytest.raises(TraceFormatError, match="damaged"):
+        Trace.load(saved)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_damage_in_any_kind_of_compression_is_refused(saved, method):
+    path = saved.with_name(saved.name + ".npz")
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, data in entries.items():
+            archive.writestr(name, data)
+    content = bytearray(path.read_bytes())
+    content[40:100] = bytes(b ^ 0xFF for b in content[40:100])
+    path.write_bytes(content)
+    with pytest.raises(TraceFormatError, match="damaged"):
+        Trace.load(saved)

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from synthetic import clockwork, story, traces
+from synthetic import SyntheticEngine, clockwork, story, traces
 
+from llmlab import views
 from llmlab.errors import InvalidParameter
 from llmlab.trace import Trace
-from llmlab.trace.events import BlockEvent, Gap, Step
+from llmlab.trace.events import BlockEvent, EngineInfo, Gap, Step
 
 
 def states(trace: Trace, step: int) -> list[str]:
@@ -79,3 +81,14 @@ def test_a_part_does_not_claim_to_know_other_requests_blocks():
 def test_a_step_outside_the_trace_is_refused_with_the_range(step):
     with pytest.raises(InvalidParameter, match="its steps are 0 to 4"):
         Trace(clockwork()).block_map(step)
+
+
+def test_a_pool_too_large_to_list_is_refused_before_memory_is_taken():
+    engine = SyntheticEngine()
+    engine.submit([1, 2, 3])
+    engine.step()
+    events, _ = engine.recorder.read_since(0)
+    events = [replace(e, num_blocks=2**31 - 1) if isinstance(e, EngineInfo) else e for e in events]
+    for draw in (lambda trace: trace.block_map(0), views.block_map):
+        with pytest.raises(InvalidParameter, match="2,147,483,647 blocks"):
+            draw(Trace(events))

@@ -137,12 +137,12 @@ def test_what_cannot_be_stored_leaves_the_old_file_and_no_other(tmp_path):
     [
         (b"plain text", "not a saved trace"),
         (b"", "not a trace"),
-        (gzip.compress(b""), "not a trace"),
-        (gzip.compress(b"\xff\xfe\n"), "not a trace"),
-        (gzip.compress(b'{"format": "other", "version": 1}\n'), "not a trace"),
-        (gzip.compress(b'{"format": "llmlab-trace", "version": "1"}\n'), "not a trace"),
-        (gzip.compress(b'{"format": "llmlab-trace", "version": 2}\n'), "version 2, newer than 1: update"),
-        (gzip.compress(b'{"format": "llmlab-trace", "version": 1, "only": "r0"}\n'), "list of request ids"),
+        (gzip.compress(b"", mtime=0), "not a trace"),
+        (gzip.compress(b"\xff\xfe\n", mtime=0), "not a trace"),
+        (gzip.compress(b'{"format": "other", "version": 1}\n', mtime=0), "not a trace"),
+        (gzip.compress(b'{"format": "llmlab-trace", "version": "1"}\n', mtime=0), "not a trace"),
+        (gzip.compress(b'{"format": "llmlab-trace", "version": 2}\n', mtime=0), "version 2, newer than 1: update"),
+        (gzip.compress(b'{"format": "llmlab-trace", "version": 1, "only": "r0"}\n', mtime=0), "list of request ids"),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused(tmp_path, content, message):
@@ -172,6 +172,23 @@ def test_a_truncated_file_is_refused(tmp_path, cut):
         ({"type": "Gap", "t_ns": "1", "dropped": 1}, "expected int, found '1'"),
         ({"type": "Gap", "t_ns": True, "dropped": 1}, "expected int, found True"),
         ({"type": "Gap", "t_ns": 2**64, "dropped": 1}, "64 bits"),
+        (
+            {
+                "type": "RequestFinished",
+                "t_ns": 1,
+                "step": 0,
+                "request_id": "r",
+                "stop_reason": "length",
+                "stop_sequence": None,
+                "usage": {"prompt_tokens": "x"},
+            },
+            "expected int, found 'x'",
+        ),
+        ({"type": "StepRow", "step": 1}, "is unknown"),
+        (
+            {"type": "PromptLogprobs", "t_ns": 1, "step": 2**31, "request_id": "r", "start": 0, "logprobs": []},
+            "32 bits",
+        ),
         ({"type": "Span", "t_ns": 1, "end_ns": 2, "name": "x", "request_id": 3}, "expected str or NoneType"),
         ("[1, 2]", "not an object"),
         ("{", "not JSON"),
@@ -232,3 +249,10 @@ def test_a_line_too_long_to_be_an_event_is_not_parsed(tmp_path):
         file.write(b"[" * 16_000_001)
     with pytest.raises(TraceFormatError, match="16,000,000"):
         Trace.load(path)
+
+
+def test_times_sizes_and_priorities_may_have_64_bits():
+    event = RequestSubmitted(2**62, "r0", None, -(2**62), None, (), {})
+    assert decode(parse(encode(event))) == event
+    event = WireEvent(2**62, "w", "client", "bytes", "sent", 2**62, "")
+    assert decode(parse(encode(event))) == event

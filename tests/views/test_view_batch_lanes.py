@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from dataclasses import replace
 from time import perf_counter
 
 import drawn
@@ -218,3 +220,13 @@ def test_hostile_request_ids_and_reasons_stay_text():
     assert "\u202e" not in view.svg + view.text
     assert "\x00" not in view.text
     assert drawn.faults(view) == []
+
+
+def test_step_numbers_far_apart_take_no_memory(lab_trace):
+    last = lab_trace.index.steps[-1]
+    trace = Trace([*lab_trace.events, replace(last, step=2**31 - 1)])
+    tracemalloc.start()
+    assert batch_lanes(trace).frame["step"].max() == 2**31 - 1
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000_000

@@ -13,7 +13,7 @@ import recordings
 from llmlab.errors import InvalidParameter, UnknownRequest
 from llmlab.trace import Trace
 from llmlab.trace.events import DraftPolicy, DraftRound, RequestSubmitted, Step, StepRow
-from llmlab.views.draft_facts import totals
+from llmlab.views.draft_facts import states, totals
 from llmlab.views.draft_rounds import draft_rounds
 from llmlab.views.scene import Rect
 
@@ -244,3 +244,9 @@ def test_mistakes_say_what_would_work(draft_trace):
         draft_rounds(draft_trace, width=10)
     with pytest.raises(InvalidParameter, match="100"):
         draft_rounds(draft_trace, limit=0)
+
+
+def test_more_kept_than_was_drafted_is_not_believed(draft_trace):
+    first = draft_trace.index.drafts[0]
+    assert len(states(replace(first, num_accepted=10**9))) == len(first.tokens)
+    assert len(states(replace(first, num_accepted=-3))) == len(first.tokens)

@@ -145,3 +145,11 @@ def test_many_layers_and_positions_are_thinned_and_said():
     assert "2988 more" in str(view)
     assert "One layer in 3" in str(view)
     check_picture(view)
+
+
+def test_a_lens_whose_arrays_are_not_all_there_is_refused(capture_trace):
+    events = [e for e in capture_trace.events if getattr(e, "kind", "") != "lens_kl"]
+    trace = Trace(events, arrays=capture_trace.arrays, pieces=capture_trace.pieces)
+    assert trace.captured().lens is None
+    with pytest.raises(InvalidParameter, match="not recorded whole"):
+        lens(trace)

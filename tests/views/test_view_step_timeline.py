@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pictures
 import pytest
 
 from llmlab.errors import InvalidParameter
+from llmlab.trace import Trace
+from llmlab.trace.events import Step
 from llmlab.views import step_timeline
 from llmlab.views.scene import Line, Rect, Text
 
@@ -124,3 +129,9 @@ def test_many_requests_get_lanes_as_far_as_there_is_room():
     assert len(lanes) == 40
     assert view.table().request_id.nunique() == 60
     assert "The last 40 of 60 requests have a lane; the table has all." in view.notes
+
+
+@pytest.mark.parametrize("used", [-5, 10**9])
+def test_counts_that_no_pool_has_stay_inside_the_picture(lab_trace, used):
+    events = [replace(e, used=used) if isinstance(e, Step) and e.step == 3 else e for e in lab_trace.events]
+    assert pictures.outside(step_timeline(Trace(events)).scene) == []

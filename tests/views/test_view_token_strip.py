@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import replace
 from time import perf_counter
@@ -15,6 +16,7 @@ from llmlab.errors import InvalidParameter, UnknownRequest
 from llmlab.models.byte_tokenizer import ByteTokenizer
 from llmlab.trace import Trace
 from llmlab.trace.events import RequestFinished, RequestSubmitted, Step, StepRow, TextEmitted, Token
+from llmlab.views.glyphs import visible_bytes
 from llmlab.views.scene import Line, Rect, Text
 from llmlab.views.token_strip import token_strip
 
@@ -234,3 +236,15 @@ def test_mistakes_say_what_would_work(lab_trace):
         token_strip(lab_trace, width=10)
     with pytest.raises(InvalidParameter, match="800"):
         token_strip(lab_trace, limit=100_000)
+
+
+def test_a_token_of_very_many_bytes_is_cut():
+    for piece in (b"\xff" * 10**6, b"a" * 10**6, "é".encode() * 10**6):
+        start = time.process_time()
+        assert len(visible_bytes(piece)) < 20_000
+        assert time.process_time() - start < 1
+
+
+def test_a_log_probability_above_zero_is_drawn_as_certain(lab_trace):
+    events = [replace(e, logprob=1e308) if isinstance(e, Token) else e for e in lab_trace.events]
+    assert "(p 1)" in token_strip(Trace(events)).svg

@@ -9,6 +9,7 @@ import time
 from xml.etree import ElementTree
 
 import exchange_events as made
+import pictures
 import pytest
 import recordings
 
@@ -254,3 +255,12 @@ def test_hostile_replies_in_one_piece_stay_text():
     )
     assert "stop reason: a<202E>b" in view.text
     assert not {"\u202e", "\x00"} & set(str(view))
+
+
+def test_the_name_of_a_side_is_untrusted_too():
+    side = "<b>\u202e\x1b[2J" + "x" * 10_000
+    view = wire_view(Trace([made.request("{}", side=kind, wire_id="g") for kind in ("gateway", side)]))
+    assert len(view.text) < 2_000
+    assert "\u202e" not in str(view)
+    assert "\x1b" not in str(view)
+    assert pictures.outside(view.scene) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmlab.trace.events import TextEmitted
+from llmlab.trace.events import TextEmitted, WireEvent
 from llmlab.widgets.desk import desk_of
 from llmlab.widgets.notice import Notice
 from llmlab.widgets.scrub import Scrub
@@ -87,3 +87,12 @@ def test_an_error_is_marked_by_more_than_its_colour(page, lab):
     assert page.root().inner_text() == "⚠ the pool has 8"
     assert page.root().get_attribute("role") == "status"
     notice.close()
+
+
+def test_half_a_surrogate_pair_does_not_end_the_stream(lab):
+    stream = Stream(desk_of(lab))
+    stream.expect("c", shows_deltas=True)
+    stream.note([WireEvent(0, "c", "client", "delta", "received", 3, "text", half) for half in ("a\ud83d", "\ude00b")])
+    stream.texts["c"].encode()
+    assert stream.texts["c"] == "a\ufffd\ufffdb"
+    stream.close()

@@ -9,6 +9,7 @@ import llmlab
 from llmlab.errors import InvalidParameter
 from llmlab.widgets import dashboard, debugger, request_panel
 from llmlab.widgets.board import FOLDED, MAIN
+from llmlab.widgets.desk import desk_of
 from llmlab.widgets.presets import PRESETS
 
 
@@ -307,3 +308,8 @@ def test_what_is_sent_together_arrives_before_the_same_step(running):
     assert max(submitted) < running.trace.index.steps[0].t_ns
     assert not form.lab.engine.scheduler.waiting
     form.close()
+
+
+def test_a_step_beyond_64_bits_is_not_recorded(recorded):
+    with pytest.raises(InvalidParameter, match="is not recorded"):
+        desk_of(recorded).feed.seek(10**30)

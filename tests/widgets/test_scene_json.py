@@ -83,3 +83,8 @@ def test_text_on_every_colour_can_be_read():
         on = palette_json()[name]["on"]
         assert on.keys() == colours.keys()
         assert all(contrast(on[role], colour) >= 4.5 for role, colour in colours.items())
+
+
+def test_half_a_surrogate_pair_in_an_id_survives():
+    key = {"request": "r\ud800\\"}
+    assert json.loads(zlib.decompress(encode(view_of(Rect(0, 0, 1, 1, key=key)))))["keys"] == [key]

@@ -69,3 +69,8 @@ def test_many_threads_may_pick():
         thread.join()
     assert selection.point.key() == {"step": 499, "layer": 499, "head": 499}
     assert selection.version == 3 * 500
+
+
+def test_an_id_that_cannot_be_sent_to_a_page_is_refused():
+    with pytest.raises(InvalidParameter, match="request"):
+        Selection().pick({"request": "r\ud800"})
