@@ -130,6 +130,13 @@ excerpt(Scheduler._share, lines=4)
 # ### 1. Count steps
 #
 # *Easy, 3 minutes.* From `trace.requests` alone, without looking at the steps: in how many did the request run?
+#
+# <details><summary>Hint</summary>
+#
+# Which column of `trace.requests` counts something that happens exactly once in each of the request's steps? The step
+# that computes the prompt does it too.
+#
+# </details>
 
 # %% tags=["exercise"]
 steps_answer = ...
@@ -143,6 +150,13 @@ check.lab00.q1(steps_answer, trace)
 # ### 2. Count blocks
 #
 # *Easy, 5 minutes.* From the numbers of prompt and output tokens and `trace.info.block_size`: how many blocks?
+#
+# <details><summary>Hint</summary>
+#
+# Not every token has keys and values: see under *Explain* which one is chosen and never computed. A block that is only
+# partly filled is held too, so think about the rounding.
+#
+# </details>
 
 # %% tags=["exercise"]
 blocks_answer = ...
@@ -165,6 +179,13 @@ again.usage
 
 # %% [markdown]
 # Part of the prompt was found in the prefix cache and not computed. How much, for any prompt and block size?
+#
+# <details><summary>Hint</summary>
+#
+# Only full blocks are shared, and the last token of the prompt is always computed, because its logits choose the first
+# output token. Try a prompt that fills its blocks exactly, such as 32 tokens in blocks of 16.
+#
+# </details>
 
 
 # %% tags=["exercise"]

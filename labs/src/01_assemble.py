@@ -469,6 +469,13 @@ excerpt(order_tools, containing="first = ", lines=2)
 # ### 1. Weigh what the model reads
 #
 # *Easy, 5 minutes.* How many bytes of `made.request` belong to fields of kind `content`? Use `explain(made.request)`.
+#
+# <details><summary>Hint</summary>
+#
+# `explain` gives one entry per field. Two of its attributes matter here, `kind` and `bytes`; the table under *The body,
+# part by part* shows both.
+#
+# </details>
 
 # %% tags=["exercise"]
 content_bytes = ...
@@ -482,6 +489,13 @@ check.lab01.q1(content_bytes, made.request)
 # ### 2. Write the estimate
 #
 # *Medium, 10 minutes.* Tokens of a text: characters divided by 4, or by 2 if the text is JSON, rounded half up.
+#
+# <details><summary>Hint</summary>
+#
+# Count characters, not bytes. `round()` of Python takes halves to the even number, 20.5 to 20, but 21 is wanted here:
+# what must be added before the decimals are cut off?
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -504,6 +518,13 @@ check.lab01.q2(tokens_of)
 #
 # *Medium, 10 minutes.* A first request has `first` bytes, and each turn adds `turn` bytes to the next one. How many
 # bytes are sent in `requests` requests?
+#
+# <details><summary>Hint</summary>
+#
+# Write down the sizes of the first three requests: how many turns does each of them hold? The number of turns then is a
+# sum that begins with 0; the first part is sent every time.
+#
+# </details>
 
 
 # %% tags=["exercise"]

@@ -508,6 +508,12 @@ excerpt(retry._is_answer_retryable, lines=7)
 # ### 1. Count the output
 #
 # *Easy, 5 minutes.* `reports` are the `output_tokens` of a stream in order; `None` where a frame had none. What counts?
+#
+# <details><summary>Hint</summary>
+#
+# Each report is a total so far, and it replaces the one before. Think of a stream whose last report is `None`.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -530,6 +536,13 @@ check.lab02.q1(output_tokens)
 #
 # *Medium, 10 minutes.* The longest wait before retry `n` (from 1), in milliseconds: 500 doubled each time, at most
 # 32,000, then up to 25 % more.
+#
+# <details><summary>Hint</summary>
+#
+# Begin with `n = 1`, where nothing has been doubled yet, and apply the three rules in the order in which the text names
+# them. Which comes last, the cap or the jitter?
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -551,6 +564,13 @@ check.lab02.q2(longest_wait)
 # ### 3. Heal the overflow
 #
 # *Medium, 10 minutes.* The `max_tokens` to try next, with a margin of 1,000; 0 when fewer than 3,000 are left.
+#
+# <details><summary>Hint</summary>
+#
+# Compare the floor with what is left after the margin. Under *Repair what was refused*, 196,000 and 196,001 tokens of
+# input show on which side exactly 3,000 falls.
+#
+# </details>
 
 
 # %% tags=["exercise"]

@@ -356,6 +356,13 @@ excerpt(TokenBucket.refill, lines=4)
 #
 # *Easy, 5 minutes.* A key may ask 6 times a minute and has not asked for an hour. It now asks once a second, 60 times
 # (seconds 0 to 59). How many requests are let in?
+#
+# <details><summary>Hint</summary>
+#
+# Under *Limits per minute* a `RateLimiter` runs on a fake clock: do the same with this limit and these seconds. By
+# hand: what does the full bucket hold, and at which seconds up to 59 has it gained one more?
+#
+# </details>
 
 # %% tags=["exercise"]
 served = ...
@@ -379,6 +386,13 @@ check.lab03.q1(served)
 #
 # *Medium, 10 minutes.* A bucket of `limit` units a minute stands at `level`, which may be negative. What goes into
 # `retry-after`, in whole seconds, so that one unit will be there?
+#
+# <details><summary>Hint</summary>
+#
+# How much is missing until the level is 1 (not 0), and how much does the bucket gain in a second? Nothing may be
+# missing, and a client that comes back too early is refused again, so mind the rounding.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -402,6 +416,13 @@ check.lab03.q2(retry_after)
 #
 # *Medium, 10 minutes.* The tier a request is given: `key_tier` is `priority`, `standard` or `batch`; `asked` is `auto`
 # or `standard_only`.
+#
+# <details><summary>Hint</summary>
+#
+# Write down all six pairs. A request may lower the tier of its key and never raise it: what does that mean for a
+# `batch` key that asks for `standard_only`?
+#
+# </details>
 
 
 # %% tags=["exercise"]

@@ -317,6 +317,13 @@ excerpt(TokenBytes.bytes, "name = ", lines=7)
 #
 # *Easy, 5 minutes.* How many tokens of the Chinese sentence are **not** valid UTF-8 by themselves, so that nobody could
 # show them alone? Use `cut(CHINESE)`.
+#
+# <details><summary>Hint</summary>
+#
+# Try `piece.decode()` on each piece: what does it do when a character is not whole? A piece that is not ASCII may still
+# be a whole character.
+#
+# </details>
 
 # %% tags=["exercise"]
 broken = ...
@@ -331,6 +338,13 @@ check.lab04.q1(broken, cut(CHINESE))
 #
 # *Medium, 10 minutes.* `parts` is a list of texts, `ranks` a dict from pairs to their place in the list of merges.
 # Return `parts` after **one** merge: the best pair, its leftmost occurrence; unchanged if no pair is known.
+#
+# <details><summary>Hint</summary>
+#
+# `enumerate(pairwise(parts))` gives every pair with its place, and the lowest rank is the best. Which tuple lets `min`
+# choose the best pair and, among equal ones, the leftmost?
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -357,6 +371,13 @@ check.lab04.q2(merge_once)
 #
 # *Easy, 5 minutes.* Tokens of a text of so many characters: a quarter, or half where it is JSON, rounded to the nearest
 # whole number with halves **up** (the client is written in JavaScript).
+#
+# <details><summary>Hint</summary>
+#
+# `round()` of Python takes halves to the even number: try 10 characters of prose. What must be added before the
+# decimals are cut off, so that halves go up?
+#
+# </details>
 
 
 # %% tags=["exercise"]

@@ -264,6 +264,13 @@ excerpt(neighbours._nearest, "cosine = ", lines=4)
 # ### 1. The size of a first layer
 #
 # *Easy, 3 minutes.* How many bytes does Llama 3 8B's embedding matrix take in 16-bit numbers?
+#
+# <details><summary>Hint</summary>
+#
+# Rows and numbers per row of that matrix are under *A row per token*. Their product counts numbers; the question is
+# about bytes.
+#
+# </details>
 
 # %% tags=["exercise"]
 matrix_bytes = ...
@@ -278,6 +285,13 @@ check.lab05.q1(matrix_bytes)
 #
 # *Medium, 10 minutes.* `query` is a list of numbers, `rows` a list of such lists. Return the numbers of the `top` rows
 # with the largest cosine, nearest first. (No row is zero. Do not subtract a centre.)
+#
+# <details><summary>Hint</summary>
+#
+# The cosine is the dot product divided by the lengths of both vectors; the length of `query` is the same for every row.
+# `np.argsort` puts the smallest first.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -302,6 +316,13 @@ check.lab05.q2(nearest)
 #
 # *Easy, 5 minutes.* The store of `num_passages` vectors is made once, in advance. How many model calls happen for
 # **one** question, before the call that answers it, when `top` candidates are reranked?
+#
+# <details><summary>Hint</summary>
+#
+# Go through the chain under *Retrieval and rerank*: which of its steps run a model for this question, and how often,
+# and which is only arithmetic? Then think of a store with fewer passages than `top`.
+#
+# </details>
 
 
 # %% tags=["exercise"]

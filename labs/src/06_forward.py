@@ -375,6 +375,13 @@ excerpt(attend_prefill, "for first in range", lines=11)
 #
 # *Easy, 3 minutes.* `num_heads` query heads share `num_kv_heads` K/V heads, neighbours the same one. Which K/V head
 # does a query head read?
+#
+# <details><summary>Hint</summary>
+#
+# How many query heads share one K/V head? Write down the query heads 0 to 8 in groups of neighbours for 9 heads that
+# share 3, and number the groups from 0.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -397,6 +404,13 @@ check.lab06.q1(kv_head)
 #
 # *Medium, 7 minutes.* Return the list of positions that `position` sees in a causal layer with a window of `window`
 # positions, its own included; 0 means no window.
+#
+# <details><summary>Hint</summary>
+#
+# The last position is `position` itself; the question is where the list begins. Test a position near 0, where the
+# window would reach back too far, and a window of 0.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -422,6 +436,13 @@ check.lab06.q2(visible)
 # *Medium, 7 minutes.* Bytes of the 32-bit scores that exist at one time in a layer with `heads` query heads, for a
 # prompt of `tokens`, when `tile` queries are worked on together and all their keys at once. (A prompt may be shorter
 # than a tile.)
+#
+# <details><summary>Hint</summary>
+#
+# Each head has one score for every pair of a query in the tile and a key of the prompt. How many queries are there when
+# the prompt is shorter than a tile, and how many bytes are 32 bits?
+#
+# </details>
 
 
 # %% tags=["exercise"]

@@ -436,6 +436,13 @@ excerpt(attend_prefill, "for first in range", 9)
 # ### 1. Count chunks
 #
 # *Easy, 5 minutes.* A prompt arrives while `num_streams` requests decode. In how many steps is it computed?
+#
+# <details><summary>Hint</summary>
+#
+# Each stream takes one token of the budget in every step: how many are left for the prompt? The last chunk may be short
+# and is a step too.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -459,6 +466,13 @@ check.lab07.q1(chunked_steps)
 #
 # *Medium, 10 minutes.* At which prompt length (rounded down) does causal attention cost as many operations as the
 # layers' matrices? A token costs 2 operations per parameter; a pair of positions 4 per number of the width and layer.
+#
+# <details><summary>Hint</summary>
+#
+# Write down the operations of both sides for `n` tokens, set them equal and solve for `n`. Mind the causal mask: which
+# part of the `n * n` pairs does it leave?
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -481,6 +495,13 @@ check.lab07.q2(crossing)
 # ### 3. Find the bend
 #
 # *Medium, 10 minutes.* From how many tokens in a step (rounded) does computing take longer than reading the weights?
+#
+# <details><summary>Hint</summary>
+#
+# Take one weight and `n` tokens: two operations per token, and its bytes are read once. Write down both times and find
+# the `n` at which they are equal.
+#
+# </details>
 
 
 # %% tags=["exercise"]

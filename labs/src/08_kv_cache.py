@@ -334,6 +334,13 @@ excerpt(KVPool.write, "parts =", 5)
 # ### 1. The formula
 #
 # *Easy, 5 minutes.* Bytes of K/V for `tokens` tokens.
+#
+# <details><summary>Hint</summary>
+#
+# Begin with one token in one layer: each K/V head stores a key and a value, of `head_dim` numbers each. One of the
+# arguments is not needed.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -356,6 +363,13 @@ check.lab08.q1(kv_bytes)
 # ### 2. Keep nothing
 #
 # *Medium, 7 minutes.* How many tokens are computed for an answer of `num_output` tokens when each step starts over?
+#
+# <details><summary>Hint</summary>
+#
+# Write down how many tokens the first three steps compute. A step takes the prompt and all tokens chosen before it,
+# but not the one that it chooses.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -378,6 +392,13 @@ check.lab08.q2(passes_without_cache)
 # ### 3. Fill a pool
 #
 # *Medium, 8 minutes.* How many equal requests can run to their end at once, none of them giving way?
+#
+# <details><summary>Hint</summary>
+#
+# How many positions of one request have keys and values at its end (the last token chosen has none)? Count the blocks
+# for them, a block begun being held wholly, and only then look at the pool.
+#
+# </details>
 
 
 # %% tags=["exercise"]

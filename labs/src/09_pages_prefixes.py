@@ -392,6 +392,13 @@ excerpt(BlockPool._take, "block_id", 7)
 # ### 1. Predict a hit
 #
 # *Easy, 5 minutes.* A prompt of `num_prompt` tokens has its first `num_common` in common with one computed before.
+#
+# <details><summary>Hint</summary>
+#
+# There are two limits: only whole blocks are shared, and the last token of a prompt is always computed, even when all
+# of it is known. Apply the second limit before you round.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -414,6 +421,13 @@ check.lab09.q1(hit_tokens)
 # ### 2. Count the blocks of four samples
 #
 # *Medium, 10 minutes.* How many blocks do `num_samples` samples hold together at their end? (At least two tokens each.)
+#
+# <details><summary>Hint</summary>
+#
+# Count the blocks of one sample at its end; the last token chosen has no keys and values. Then separate the blocks of
+# the prompt that nobody writes into, which all samples share, from the others.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -438,6 +452,12 @@ check.lab09.q2(sampled_blocks)
 # ### 3. What is left to others
 #
 # *Easy, 5 minutes.* Slots that blocks leave free of the `longest` that a reservation would take.
+#
+# <details><summary>Hint</summary>
+#
+# A block that is filled in part is held wholly. Count in whole blocks first, then turn them back into slots.
+#
+# </details>
 
 
 # %% tags=["exercise"]

@@ -309,6 +309,12 @@ excerpt(Scheduler._schedule_running, containing="while not self._claim", lines=6
 #
 # *Easy, 5 minutes.* A static batch holds answers of these lengths, one slot each. For how many slot-steps (one slot in
 # one step) is a slot empty until the batch ends?
+#
+# <details><summary>Hint</summary>
+#
+# The batch lasts as long as its longest answer. Compare that with what each slot uses.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -332,6 +338,13 @@ check.lab10.q1(empty_slot_steps)
 #
 # *Medium, 8 minutes.* `decoding` requests are writing, all of them throughout; a prompt arrives. In how many steps is
 # it computed?
+#
+# <details><summary>Hint</summary>
+#
+# The decoding requests come first, in every step: how much of `budget` is left for the prompt? A last chunk that is
+# not full takes a step too.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -355,6 +368,13 @@ check.lab10.q2(prefill_steps)
 #
 # *Medium, 10 minutes.* Ours admits by need: a request may join when there are blocks for its *prompt*. All requests
 # arrive at once; slots and token budget are no limit. How many run in the first step?
+#
+# <details><summary>Hint</summary>
+#
+# Blocks are not divided among requests, so count the whole blocks that one prompt takes. One of the arguments plays
+# no part in the first step.
+#
+# </details>
 
 
 # %% tags=["exercise"]

@@ -281,6 +281,13 @@ excerpt(Scheduler.advance, containing="num_computed", lines=1)
 # ### 1. The nucleus
 #
 # *Easy, 5 minutes.* How many tokens does top-p keep? `probs` are in any order and add up to 1.
+#
+# <details><summary>Hint</summary>
+#
+# Add up, beginning with the likeliest token. Decide with care whether the token with which the sum reaches `top_p`
+# belongs to the set, and whether one more does.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -306,6 +313,13 @@ check.lab11.q1(kept_by_top_p)
 # ### 2. Min-p
 #
 # *Easy, 5 minutes.* How many tokens does min-p keep?
+#
+# <details><summary>Hint</summary>
+#
+# `min_p` is not the limit itself, but a share of one of the numbers in `probs`. A token exactly at the limit has *at
+# least* that share.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -328,6 +342,13 @@ check.lab11.q2(kept_by_min_p)
 #
 # *Medium, 10 minutes.* `pieces` are the texts of the tokens in the order in which they are chosen. How many tokens are
 # chosen, and so counted as output, when generation ends at the stop sequence?
+#
+# <details><summary>Hint</summary>
+#
+# The string may begin in one piece and end in a later one, so look at the text of all pieces so far. Ask which token
+# completes it, and what happens when none does.
+#
+# </details>
 
 
 # %% tags=["exercise"]

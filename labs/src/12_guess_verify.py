@@ -419,6 +419,13 @@ excerpt(verify._verify_row, containing="if i == len(draft)", lines=7)
 #
 # *Easy, 5 minutes.* `right` says for each of the k guesses whether the target agrees. How many tokens does the round
 # give at temperature 0?
+#
+# <details><summary>Hint</summary>
+#
+# Find the first wrong guess: what stands after it is dropped, even where the target agrees. Then remember what the
+# target itself gives in every round.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -440,6 +447,13 @@ check.lab12.q1(tokens_of_round)
 # ### 2. Acceptance
 #
 # *Medium, 8 minutes.* With which probability is a guess kept that is drawn from `q`?
+#
+# <details><summary>Hint</summary>
+#
+# For one token, multiply the chance that it is guessed by the chance that it is then kept. Simplify the product so
+# that nothing is divided by `q`, which may be 0.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -462,6 +476,13 @@ check.lab12.q2(acceptance)
 #
 # *Medium, 8 minutes.* On average `kept` of `k` guesses are kept. A guess costs `draft_cost` plain steps, a verifying
 # step `step_cost` plain steps. Is speculation faster than plain decoding?
+#
+# <details><summary>Hint</summary>
+#
+# Compare two numbers for one round: the tokens it gives, and the plain steps it takes. All `k` guesses are made, kept
+# or not, and a tie is not faster.
+#
+# </details>
 
 
 # %% tags=["exercise"]

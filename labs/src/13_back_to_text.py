@@ -271,6 +271,13 @@ excerpt(partial_stop_length, "longest =", 6)
 #
 # *Easy, 5 minutes.* From `run.deltas()`: in how many steps was a token made that belongs to the text, but nothing
 # sent?
+#
+# <details><summary>Hint</summary>
+#
+# Look at `text` and `finished` of each delta. The token of the last one ends the answer and does not belong to the
+# text.
+#
+# </details>
 
 # %% tags=["exercise"]
 silent_answer = ...
@@ -286,6 +293,13 @@ check.lab13.q1(silent_answer, run)
 # *Medium, 10 minutes.* Given the bytes so far, how many of them, from the beginning, may be decoded now? The bytes
 # are the start of valid UTF-8. A first byte from `0xC2` begins a character of 2 bytes, from `0xE0` of 3, from `0xF0`
 # of 4; bytes `0x80` to `0xBF` continue one.
+#
+# <details><summary>Hint</summary>
+#
+# At most three bytes may have to wait. Go back from the end to the byte that begins the last character, and compare
+# how many bytes it announces with how many are there.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -314,6 +328,12 @@ check.lab13.q2(safe_length)
 # ### 3. How much to hold
 #
 # *Medium, 10 minutes.* Given text in which the stop string does not occur: how many characters at its end must wait?
+#
+# <details><summary>Hint</summary>
+#
+# Compare the end of `text` with the beginnings of `stop` that are shorter than the whole. Several may match, or none.
+#
+# </details>
 
 
 # %% tags=["exercise"]

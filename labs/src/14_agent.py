@@ -365,6 +365,13 @@ excerpt(Agent.run, "turns: list", 9)
 # ### 1. Add up the input
 #
 # *Easy, 3 minutes.* How many prompt tokens did the first agent send in its four requests, cached or not?
+#
+# <details><summary>Hint</summary>
+#
+# One column of `turns` has the whole prompt of each request; `input` leaves out what was read from the cache or
+# written to it.
+#
+# </details>
 
 # %% tags=["exercise"]
 sent_answer = ...
@@ -379,6 +386,13 @@ check.lab14.q1(sent_answer, result)
 #
 # *Medium, 5 minutes.* Turn *i* sends *i* units, and finds all but the newest in the cache. How many units are read in
 # `turns` turns together?
+#
+# <details><summary>Hint</summary>
+#
+# Write down how many units turns 1, 2 and 3 read; the first one reads none. Then find the sum for any number of
+# turns.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -401,6 +415,13 @@ check.lab14.q2(units_read)
 #
 # *Medium, 10 minutes.* The trigger is reached. Given the names of the tools called so far, in order, how many to
 # keep, and which tools are excluded: how many results are cleared?
+#
+# <details><summary>Hint</summary>
+#
+# First set aside the latest `keep` calls, whatever their tool; `keep` may be 0, or more than there are calls. Only
+# then look at the names of the others.
+#
+# </details>
 
 
 # %% tags=["exercise"]

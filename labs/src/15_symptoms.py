@@ -471,6 +471,13 @@ excerpt(BlockPool.match, "for i in range", 9)
 # ### 1. What was computed
 #
 # *Easy, 3 minutes.* With the word in the middle: how many prompt tokens were computed?
+#
+# <details><summary>Hint</summary>
+#
+# Everything is in the row `middle` of `hits`. One column counts all prompt tokens, another those that did not have to
+# be computed.
+#
+# </details>
 
 # %% tags=["exercise"]
 computed_answer = ...
@@ -485,6 +492,13 @@ check.lab15.q1(computed_answer, hits)
 #
 # *Medium, 10 minutes.* A prompt of `num_tokens` was just sent. Now the token at index `changed` is another one. How
 # many tokens come from the cache?
+#
+# <details><summary>Hint</summary>
+#
+# Which blocks lie wholly before the change? `changed` may also be `num_tokens`, so that nothing differs: then think
+# of the token that is always computed.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -507,6 +521,13 @@ check.lab15.q2(hit_tokens)
 #
 # *Medium, 10 minutes.* From the counts of a Chat Completions `usage`, in hundredths of the price of an input token:
 # input 100, cached input 10, output 500.
+#
+# <details><summary>Hint</summary>
+#
+# In this API `cached_tokens` are a part of `prompt_tokens`. Split the prompt into two parts, so that each token is
+# billed once.
+#
+# </details>
 
 
 # %% tags=["exercise"]

@@ -75,6 +75,21 @@ def test_a_typed_prompt_streams_and_the_block_map_follows(dashboard_page):
     assert notebook.panel.locator(".llmlab-panel .llmlab-alarm").all_inner_texts() == []
 
 
+def test_the_debugger_takes_single_steps(open_notebook, notebook_of):
+    submit = "run = lab.submit('step by step', max_tokens=12)"
+    cells = (OPEN, "from llmlab.widgets import debugger", 'debugger(lab, ["block_map"])', submit)
+    notebook = open_notebook(notebook_of("steps.ipynb", *cells, "print(len(lab.trace.steps), run.finished)"))
+    for cell in range(4):
+        notebook.run_cell(cell)
+    for clicks in (1, 2):
+        before = drawn(notebook, 0)
+        notebook.panel.locator("button.llmlab-step").last.click()
+        drawn(notebook, before)
+        notebook.run_cell(4)
+        shown = notebook.code_cells.nth(4).locator(".jp-OutputArea-output").last.text_content().strip()
+        assert shown == f"{clicks} False"
+
+
 def test_running_a_cell_again_leaves_no_comm_behind(dashboard_page):
     notebook = dashboard_page
     counts = []

@@ -9,7 +9,7 @@ from tempfile import gettempdir
 import pytest
 from lab_folder import LAB_NAMES, LAB_SOURCES, LABS, stored
 
-from llmlab.labs.audit import audit
+from llmlab.labs.audit import UNCOMPARED, audit
 from llmlab.labs.sources import convert
 
 every_lab = pytest.mark.parametrize("source", LAB_SOURCES, ids=LAB_NAMES)
@@ -78,3 +78,9 @@ def test_nothing_stored_tells_where_it_was_built(source):
 
 def test_every_stored_notebook_has_a_source():
     assert sorted(path.stem for path in LABS.glob("*.ipynb")) == sorted(LAB_NAMES)
+
+
+def test_the_labs_together_compare_many_outputs():
+    cells = [cell for source in LAB_SOURCES for cell in stored(source).cells if cell.cell_type == "code"]
+    compared = [cell for cell in cells if cell.outputs and UNCOMPARED not in cell.metadata.get("tags", ())]
+    assert len(compared) >= 160
