@@ -7,7 +7,7 @@ the model ends it, so that speeds are output tokens per second.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import median
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from llmlab.bench.measure import turns
 from llmlab.bench.speculative_prompts import KINDS, Kind
 from llmlab.engine.speculative.config import Speculation
-from llmlab.errors import LabError
+from llmlab.errors import InvalidParameter, LabError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -78,13 +78,19 @@ def measure_speculation(
     device: str = "cpu",
     dtype: str = "auto",
     quick: bool = False,
+    batches: Sequence[int] = BATCHES,
     draft_model: str | None = None,
     progress: Callable[[str], Any] = lambda text: None,
 ) -> SpeculationResult:
-    """Serve every kind of prompt with every proposer; the first round warms up and is not counted."""
+    """Serve every kind of prompt with every proposer, ``batches`` at once; the first round warms up and is not counted.
+
+    Raises ``InvalidParameter`` for a batch that is not between 1 and the largest of :data:`BATCHES`.
+    """
+    if not batches or not all(1 <= batch <= max(BATCHES) for batch in batches):
+        raise InvalidParameter(f"batches={tuple(batches)} must be numbers from 1 to {max(BATCHES)}")
     with ExitStack() as stack:
         labs, missing = _open(stack, _speculations(draft_model), progress, model=model, device=device, dtype=dtype)
-        cells = [(kind, batch) for kind in KINDS for batch in (QUICK_BATCHES if quick else BATCHES)]
+        cells = [(kind, batch) for kind in KINDS for batch in (QUICK_BATCHES if quick else batches)]
         figures = {
             (name, kind.name, batch): SpeculationFigures(name, kind.name, batch)
             for kind, batch in cells

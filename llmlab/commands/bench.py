@@ -45,6 +45,7 @@ def bench(
     draft_model: Annotated[
         str | None, typer.Option(help="With --speculative: a draft model to measure as well.")
     ] = None,
+    batch: Annotated[str, typer.Option(help="With --speculative: how many requests at once.")] = "1,4,16",
     model: Model = DEFAULT_MODEL,
     device: Device = "cpu",
     json_file: Annotated[
@@ -62,7 +63,9 @@ def bench(
         _bench_wire(repeats or (2 if quick else 5), json_file)
         return
     if speculative:
-        _bench_speculation(repeats or (1 if quick else 3), quick, model, device, draft_model, json_file)
+        _bench_speculation(
+            repeats or (1 if quick else 3), quick, _batches(batch), model, device, draft_model, json_file
+        )
         return
     if probes:
         _bench_probes(repeats or (1 if quick else 5), model, device, json_file)
@@ -127,7 +130,13 @@ def _bench_panels(rounds: int, quick: bool, json_file: str | None) -> None:
 
 
 def _bench_speculation(
-    rounds: int, quick: bool, model: str, device: str, draft_model: str | None, json_file: str | None
+    rounds: int,
+    quick: bool,
+    batches: list[int],
+    model: str,
+    device: str,
+    draft_model: str | None,
+    json_file: str | None,
 ) -> None:
     from rich.text import Text
 
@@ -140,6 +149,7 @@ def _bench_speculation(
             model=model,
             device=device,
             quick=quick,
+            batches=batches,
             draft_model=draft_model,
             progress=lambda doing: status.update(Text(escape_controls(doing))),
         )
@@ -152,6 +162,13 @@ def _show(table: Table, measured: dict[str, Any], json_file: str | None) -> None
         stdout_console().print(table)
     if json_file is not None:
         _write(json_file, json.dumps(measured, indent=1))
+
+
+def _batches(text: str) -> list[int]:
+    try:
+        return [int(name) for name in _names(text)]
+    except ValueError:
+        raise InvalidParameter(f"--batch {text}: give whole numbers separated by commas") from None
 
 
 def _names(text: str) -> list[str]:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
+from typer.testing import CliRunner
+
 from llmlab.bench.speculative import PLAIN, measure_speculation, speculation_object, speculation_table
 from llmlab.bench.speculative_prompts import KINDS
+from llmlab.cli import app
+from llmlab.errors import InvalidParameter
 
 
 def test_every_kind_is_served_by_every_proposer_that_there_is():
@@ -24,3 +29,10 @@ def test_prompts_of_a_batch_are_all_different():
     for kind in KINDS:
         for count in (1, 4, 16):
             assert len(set(kind.take(count))) == count
+
+
+@pytest.mark.parametrize("batch", ["0", "17", "x", ""])
+def test_a_batch_that_cannot_be_measured_is_refused(batch):
+    done = CliRunner().invoke(app, ["bench", "--speculative", "--batch", batch])
+    assert done.exit_code != 0
+    assert isinstance(done.exception, InvalidParameter | SystemExit)
