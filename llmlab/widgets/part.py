@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from llmlab.widgets.feed import Feed
 from llmlab.widgets.sight import Sight
 
 
-class Part:
+class Part(ABC):
     """A widget of the class ``kind`` on a ``desk``; see :class:`llmlab.widgets.pump.Sink`.
 
     A subclass has :meth:`prepare` and :meth:`send`, and calls :meth:`attach` when these can be called.
@@ -38,14 +39,15 @@ class Part:
 
     def note(self, events: Sequence[Event]) -> None:
         """New events; nothing is done with them here."""
+        return
 
+    @abstractmethod
     def prepare(self, feed: Feed) -> int | None:
         """Draw what changed; the bytes to send, ``None`` for nothing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def send(self) -> None:
         """Send it."""
-        raise NotImplementedError
 
     def receive(self, message: Any) -> None:
         """A message of the page. It may come on any thread, so it only changes what the pump looks at."""

@@ -11,6 +11,8 @@ _NAME = "_llmlab_panels"
 
 
 class Closable(Protocol):
+    """What a panel must be able to do to be replaced."""
+
     def close(self) -> None:
         """Close all comms; more than once does no harm."""
 
