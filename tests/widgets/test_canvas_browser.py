@@ -71,6 +71,7 @@ def test_a_tip_of_a_grids_cell_names_row_and_value(shown):
 
 def test_a_click_keeps_what_is_under_it(shown):
     shown.point(5 + 14 * 3, 55, click=True)
+    shown.page.wait_for_function("[...document.querySelectorAll('section')].some((one) => one.dataset.selection)")
     assert shown.sent(kind="pick") == [{"type": "pick", "key": {"step": 3}}]
     assert shown.root().get_attribute("data-selection") == '{"step":3}'
     assert "step 3" in shown.root().locator(".llmlab-hint").inner_text()
