@@ -14,7 +14,7 @@ from llmlab.engine import seam
 from llmlab.engine.kv_pool import KVPool
 from llmlab.engine.lean import LeanModel
 from llmlab.engine.plan import ScheduledRow, StepPlan
-from llmlab.engine.row_group import FEW_TOKENS, RowGroup
+from llmlab.engine.row_group import MAX_GROUPED, RowGroup
 from llmlab.engine.runner import Capacity
 from llmlab.engine.step_view import PrefillRow, StepView
 from llmlab.models.load import LoadedModel
@@ -208,7 +208,7 @@ class ModelRunner:
 
 def _packing(row: ScheduledRow) -> int:
     """Where a row is packed: 0 with those that decode, 1 with the other short ones, 2 with the prefill rows."""
-    return 0 if row.num_tokens == 1 else 1 if row.num_tokens <= FEW_TOKENS else 2
+    return 0 if row.num_tokens == 1 else 1 if row.num_tokens <= MAX_GROUPED else 2
 
 
 def _watching(probe: StepProbe) -> AbstractContextManager[None]:

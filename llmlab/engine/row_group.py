@@ -17,7 +17,7 @@ from llmlab.engine.kv_pool import KVPool
 FEW_KEYS = 384
 """Up to this many keys over all rows, one fused operation is faster than three matrix operations (CPU, measured)."""
 
-FEW_TOKENS = 8
+MAX_GROUPED = 8
 """Rows of up to this many new positions are attended to together; longer ones one by one, in tiles."""
 
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from typing import Any
-from uuid import uuid4
 from xml.etree.ElementTree import Element, fromstring, register_namespace, tostring
 
 import ipywidgets
-from IPython.display import SVG, update_display
+from IPython.display import SVG
 
 from llmlab.widgets.desk import Desk
-from llmlab.widgets.panel import Panel, show, watch
+from llmlab.widgets.panel import Panel
 from llmlab.widgets.registry import registry_for, running_cell
 from llmlab.widgets.selection import Selection
+from llmlab.widgets.shown import Shown
 
 SVG_NAMESPACE = "http://www.w3.org/2000/svg"
 GAP = 10
 
 
-class Container:
+class Container(Shown):
     """Panels of one ``desk`` that are shown, frozen and closed together."""
 
     def __init__(self, desk: Desk, key: str) -> None:
@@ -27,7 +27,6 @@ class Container:
         self.widget: ipywidgets.Widget | None = None
         self._parts: list[Any] = []  # what has a close() of its own, besides the panels
         self._stock: list[ipywidgets.Widget] = []
-        self._display_id: str | None = None
         self._is_closed = False
         cell, run = running_cell()
         registry_for(desk.owner).enter(self, key if cell is None else f"{key} {next(desk.numbers)}", cell, run)
@@ -51,17 +50,6 @@ class Container:
         views = [panel.still() for panel in self.panels]
         return SVG(stacked([view.svg for view in [view for view in views if len(view.frame)] or views]))
 
-    def freeze(self) -> None:
-        """Put the pictures where the live panels were, and close those."""
-        picture = self.picture()
-        if self._display_id is not None:
-            update_display(picture, display_id=self._display_id)
-        self.close()
-
-    async def watch(self, seconds: float) -> None:
-        """Paint from within the cell for ``seconds``: for front ends that show a thread's updates only after it."""
-        await watch(self.desk, seconds)
-
     def close(self) -> None:
         """Close everything; more than once does no harm."""
         if self._is_closed:
@@ -75,10 +63,6 @@ class Container:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(panel.name for panel in self.panels)})"
-
-    def _ipython_display_(self) -> None:
-        self._display_id = self._display_id or uuid4().hex
-        show(self.widget, repr(self), self._display_id)
 
 
 def _close(widget: ipywidgets.Widget) -> None:

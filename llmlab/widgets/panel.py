@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
-from time import monotonic
 from typing import Any
-from uuid import uuid4
 
-from IPython.display import SVG, display, update_display
+from IPython.display import SVG
 
 from llmlab.errors import LabError
 from llmlab.trace.trace import Trace
@@ -17,20 +14,19 @@ from llmlab.views.glyphs import visible
 from llmlab.views.view import View
 from llmlab.widgets import arguments as given
 from llmlab.widgets.canvas import Canvas
-from llmlab.widgets.desk import Desk, desk_of
+from llmlab.widgets.desk import desk_of
 from llmlab.widgets.feed import Feed
 from llmlab.widgets.part import Part
-from llmlab.widgets.pump import PERIOD_S
 from llmlab.widgets.registry import registry_for, running_cell
 from llmlab.widgets.scene_json import encode
 from llmlab.widgets.selection import FIELDS, Selection
+from llmlab.widgets.shown import Shown
 
 MIN_WIDTH, MAX_WIDTH = 480, 1400
 FRAME = 4  # pixels by which a still's frame is wider than a panel's
-WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 
 
-class Panel(Part):
+class Panel(Shown, Part):
     """Draws ``view``, a function of :mod:`llmlab.views` or its name, whenever what it shows changes.
 
     ``source`` is a lab, an engine, a client with a recorder, or a trace. ``selection`` (the source's own unless given)
@@ -66,7 +62,6 @@ class Panel(Part):
         self._wanted: dict[str, Any] = {}  # the widget's traits as they should be, and as they were last sent
         self._painted: dict[str, Any] = {}
         self._error = ""
-        self._display_id: str | None = None
         if register:
             registry_for(self.desk.owner).enter(self, self.key, cell, run)
         self.attach()
@@ -160,17 +155,6 @@ class Panel(Part):
             width = self.desk.width and max(self.desk.width - FRAME, MIN_WIDTH)
             return self._view(self.desk.feed.trace(), width)[0]
 
-    def freeze(self) -> None:
-        """Put the picture where the live panel was, and close that."""
-        picture = self.picture()
-        if self._display_id is not None:
-            update_display(picture, display_id=self._display_id)
-        self.close()
-
-    async def watch(self, seconds: float) -> None:
-        """Paint from within the cell for ``seconds``: for front ends that show a thread's updates only after it."""
-        await watch(self.desk, seconds)
-
     def close(self) -> None:
         """Close the panel's comms; what is on the page stays as it was. More than once does no harm."""
         super().close()
@@ -178,24 +162,6 @@ class Panel(Part):
 
     def __repr__(self) -> str:
         return f"Panel({self.name!r})"
-
-    def _ipython_display_(self) -> None:
-        self._display_id = self._display_id or uuid4().hex
-        show(self.widget, repr(self), self._display_id)
-
-
-def show(widget: Any, text: str, display_id: str) -> None:
-    """Display a widget with a text that has no ids in it: stored outputs are compared by their text."""
-    bundle = {WIDGET_MIME: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}, "text/plain": text}
-    display(bundle, raw=True, display_id=display_id)
-
-
-async def watch(desk: Desk, seconds: float) -> None:
-    """Flush a desk's panels ten times a second."""
-    end = monotonic() + seconds
-    while monotonic() < end:
-        desk.pump.flush()
-        await asyncio.sleep(PERIOD_S)
 
 
 def _size(traits: dict[str, Any]) -> int:

@@ -13,6 +13,7 @@ import llmlab
 from llmlab.errors import InvalidParameter
 from llmlab.widgets import Panel, registry
 from llmlab.widgets import panel as panel_module
+from llmlab.widgets import shown as shown_module
 
 
 def title_and_marks(panel):
@@ -153,9 +154,9 @@ def test_the_text_of_a_panel_has_no_ids(lab, view):
 
 def test_freezing_puts_the_picture_into_the_same_output(lab, view, monkeypatch):
     shown, updated = [], []
-    monkeypatch.setattr(panel_module, "display", lambda bundle, raw, display_id: shown.append((bundle, display_id)))
+    monkeypatch.setattr(shown_module, "display", lambda bundle, raw, display_id: shown.append((bundle, display_id)))
     monkeypatch.setattr(
-        panel_module, "update_display", lambda picture, display_id: updated.append((picture, display_id))
+        shown_module, "update_display", lambda picture, display_id: updated.append((picture, display_id))
     )
     lab.ask("hello", max_tokens=3)
     panel = Panel(view, lab)
