@@ -38,6 +38,11 @@ class CertificateRejected(ClientError):
 class TotalTimeout(ClientError, TimeoutError):
     """One attempt took longer than ``Timeouts.total_s``."""
 
+    @classmethod
+    def after(cls, limit_s: float) -> TotalTimeout:
+        """The error for an attempt that was given ``limit_s`` seconds."""
+        return cls(f"the attempt was not over after {limit_s:g} s; raise total_s for longer answers")
+
 
 class IdleTimeout(ClientError, TimeoutError):
     """A stream that had begun was silent for longer than ``Timeouts.idle_s``."""

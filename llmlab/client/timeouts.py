@@ -82,7 +82,7 @@ class Watchdog:
         """Raises ``TotalTimeout`` when it is due, also while things arrive."""
         limit = self.timeouts.total_s
         if limit is not None and self.clock() - self.started >= limit:
-            raise TotalTimeout(f"the attempt was not over after {limit:g} s; raise total_s for longer answers")
+            raise TotalTimeout.after(limit)
 
     def check(self) -> list[Notice]:
         """Notices that are due, nothing having arrived up to now. Raises ``TotalTimeout`` or ``IdleTimeout``."""

@@ -130,7 +130,7 @@ class Transfer:
         try:
             self._items.put(self._exchange())
         except httpx2.TimeoutException as error:
-            self._items.put(Broken(perf_counter_ns(), _timed_out(error, self.request.url)))
+            self._items.put(Broken(perf_counter_ns(), _timed_out(error, self.request)))
         except httpx2.HTTPError as error:
             self._items.put(Broken(perf_counter_ns(), lost(error, self.request.url)))
         except Exception as error:
@@ -181,10 +181,11 @@ def lost(error: httpx2.HTTPError, url: httpx2.URL) -> ClientError:
     return ConnectionLost(f"the connection broke: {type(error).__name__}: {error}")
 
 
-def _timed_out(error: httpx2.TimeoutException, url: httpx2.URL) -> Exception:
+def _timed_out(error: httpx2.TimeoutException, request: httpx2.Request) -> Exception:
+    """A socket's clock may run out a moment before the watchdog's: the same limit, so the same error."""
     if isinstance(error, httpx2.ConnectTimeout):
-        return _unreachable(url, "no connection could be made in time")
-    return TotalTimeout(f"the attempt was not over in time: {type(error).__name__}")
+        return _unreachable(request.url, "no connection could be made in time")
+    return TotalTimeout.after(request.extensions["timeout"]["read"])
 
 
 def _unreachable(url: httpx2.URL, why: str) -> ServerUnreachable:

@@ -121,6 +121,15 @@ def test_giving_up_before_the_response_ends_the_connection():
         assert server.gone.wait(2)
 
 
+def test_the_socket_giving_up_first_is_the_same_total_timeout():
+    with ScriptedServer([pause(5)]) as server, client(server, timeouts=Timeouts(total_s=0.2)) as c:
+        attempt = c.wire.open("POST", "/v1/messages", b"{}", 0, "x")
+        attempt.watchdog.started += 60  # a watchdog that is far from due: only the socket's clock can run out
+        with pytest.raises(TotalTimeout, match=r"0\.2 s"):
+            attempt.head()
+        assert server.gone.wait(2)
+
+
 def test_giving_up_on_a_kept_connection_ends_it():
     with ScriptedServer(chunked(frames(*HELLO)), [pause(5)]) as server:
         with client(server, timeouts=Timeouts(total_s=0.3)) as c:
