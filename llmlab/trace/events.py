@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llmlab.trace.split_events import BlockTransfer, Collective, RankWork
+
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
@@ -16,7 +18,10 @@ class EngineInfo:
 
     ``kv_bytes_per_token`` is what one token occupies in the pool over all layers (bytes).
     ``wall_time`` is seconds since the epoch at ``t_ns``, so that two traces can be put on one calendar clock.
-    ``num_heads`` is the number of query heads of a layer, 0 when it is not known.
+    ``num_heads`` is the number of query heads of a layer, 0 when it is not known. ``quantized`` names the format of the
+    weights (``int8``, ``int4``), ``off`` when they are not. ``split`` says how the model is divided over processes
+    (``tensor 3``), ``off`` when it is not. ``simulated``: nothing was computed, and this is where step times come from;
+    empty for a real engine.
     """
 
     t_ns: int
@@ -39,6 +44,9 @@ class EngineInfo:
     versions: dict[str, str]
     speculative: str = "off"
     num_heads: int = 0
+    quantized: str = "off"
+    split: str = "off"
+    simulated: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +396,9 @@ Event = (
     | WireLink
     | Captured
     | ProbeNote
+    | RankWork
+    | Collective
+    | BlockTransfer
     | Gap
 )
 

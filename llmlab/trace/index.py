@@ -33,6 +33,7 @@ from llmlab.trace.events import (
     WireLink,
 )
 from llmlab.trace.exchange import Exchanges, join
+from llmlab.trace.split_events import BlockTransfer, Collective, RankWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,9 @@ class Index:
     links: list[WireLink]
     captured: list[Captured]
     probe_notes: list[ProbeNote]
+    rank_work: list[RankWork]
+    collectives: list[Collective]
+    transfers: list[BlockTransfer]
     gaps: list[Gap]
     submitted: dict[str, RequestSubmitted]
     finished: dict[str, RequestFinished]
@@ -189,6 +193,9 @@ def build_index(events: Sequence[Event], only: tuple[str, ...] = ()) -> Index:
         links=kinds[WireLink],
         captured=kinds[Captured],
         probe_notes=kinds[ProbeNote],
+        rank_work=kinds[RankWork],
+        collectives=kinds[Collective],
+        transfers=kinds[BlockTransfer],
         gaps=kinds[Gap],
         submitted=submitted,
         finished=finished,

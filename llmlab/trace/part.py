@@ -8,6 +8,10 @@ from llmlab.errors import UnknownRequest
 from llmlab.trace.events import DraftPolicy, EngineInfo, Event, Gap, Stage, Step, WireEvent, WireLink
 from llmlab.trace.exchange import Exchange
 from llmlab.trace.index import Index
+from llmlab.trace.split_events import Collective, RankWork
+
+OF_STEPS = (Step, RankWork, Collective)
+"""Events that belong to whatever was running."""
 
 
 def resolve(index: Index, any_id: str) -> tuple[str, ...]:
@@ -36,7 +40,7 @@ def events_of(index: Index, ids: Sequence[str]) -> list[Event]:
     return [
         event
         for event in index.events
-        if (begin < event.end_ns and event.t_ns < end if isinstance(event, Step) else belongs(event))
+        if (begin < event.end_ns and event.t_ns < end if isinstance(event, OF_STEPS) else belongs(event))
     ]
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 from llmlab.errors import InvalidParameter, UnknownRequest
 from llmlab.trace import arrays as array_files
-from llmlab.trace import blocks, check, drafts, frames, perfetto, requests, schedule, spans, store, wire
+from llmlab.trace import blocks, check, drafts, frames, perfetto, requests, schedule, spans, splits, store, wire
 from llmlab.trace import pieces as token_pieces
 from llmlab.trace.captures import Captures
 from llmlab.trace.columns import COLUMNS
@@ -26,8 +26,8 @@ class Trace:
     """What happened, from a list of events. Live recordings and loaded files are the same object.
 
     The tables ``requests``, ``steps``, ``schedule``, ``blocks``, ``tokens``, ``drafts``, ``draft_policies``, ``wire``,
-    ``stages``, ``exchanges``, ``spans`` and ``captures`` are computed when first asked for; times are seconds since the
-    first event (``*_s``), durations milliseconds (``*_ms``), and :meth:`columns` explains every column. ``only`` names
+    ``stages``, ``exchanges``, ``spans``, ``captures``, ``ranks``, ``collectives`` and ``transfers`` are computed when
+    first asked for; times are seconds since the first event (``*_s``), durations milliseconds (``*_ms``), and :meth:`columns` explains every column. ``only`` names
     the requests (and exchanges) the events were restricted to (see :meth:`for_request`); it is empty for a whole trace.
 
     What was recorded inside the model is in ``arrays``, by the ``array_id`` of its ``Captured`` event; see
@@ -136,6 +136,21 @@ class Trace:
     def exchanges(self) -> pd.DataFrame:
         """One row per HTTP exchange, both sides joined."""
         return wire.exchanges(self._index)
+
+    @cached_property
+    def ranks(self) -> pd.DataFrame:
+        """One row per piece of work, or of waiting, of each process a model is divided over."""
+        return splits.ranks(self._index)
+
+    @cached_property
+    def collectives(self) -> pd.DataFrame:
+        """One row per communication between those processes, for each that took part."""
+        return splits.collectives(self._index)
+
+    @cached_property
+    def transfers(self) -> pd.DataFrame:
+        """One row per copy of K/V blocks to another pool or process."""
+        return splits.transfers(self._index)
 
     @cached_property
     def spans(self) -> pd.DataFrame:

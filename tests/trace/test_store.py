@@ -37,6 +37,7 @@ from llmlab.trace.events import (
     WireEvent,
     WireLink,
 )
+from llmlab.trace.split_events import BlockTransfer, Collective, RankWork
 
 ONE_OF_EACH = [
     make_info(0, 4, 4, 4),
@@ -58,6 +59,9 @@ ONE_OF_EACH = [
     WireLink(1, "req_1", "engine", "r0"),
     Captured(1, 0, "r0", "r0/hidden/3/0", "hidden", 3, ("position", "width"), (1, 2), "float32", 8, (5,), ()),
     ProbeNote(1, 0, "r0", "started", "hidden", (5, 6), 4),
+    RankWork(1, 2, 0, 1, "pipeline", "forward", 0, 10, 19, 4),
+    Collective(1, 2, 0, 1, "tensor", "all_reduce", 3, "mlp", 4608, 3),
+    BlockTransfer(1, 2, 0, "r0", "send", "prefill", "decode", "socket", (3, 4), 30, 1024, "its decode runs there"),
     Gap(1, 5),
 ]
 
