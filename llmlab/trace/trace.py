@@ -27,8 +27,9 @@ class Trace:
 
     The tables ``requests``, ``steps``, ``schedule``, ``blocks``, ``tokens``, ``drafts``, ``draft_policies``, ``wire``,
     ``stages``, ``exchanges``, ``spans``, ``captures``, ``ranks``, ``collectives`` and ``transfers`` are computed when
-    first asked for; times are seconds since the first event (``*_s``), durations milliseconds (``*_ms``), and :meth:`columns` explains every column. ``only`` names
-    the requests (and exchanges) the events were restricted to (see :meth:`for_request`); it is empty for a whole trace.
+    first asked for; times are seconds since the first event (``*_s``), durations milliseconds (``*_ms``), and
+    :meth:`columns` explains every column. ``only`` names the requests (and exchanges) the events were restricted to
+    (see :meth:`for_request`); it is empty for a whole trace.
 
     What was recorded inside the model is in ``arrays``, by the ``array_id`` of its ``Captured`` event; see
     :meth:`captured`. ``pieces`` are the bytes of its tokens by id; see :meth:`piece`.
