@@ -12,6 +12,7 @@ from llmlab.commands import lab, models
 from llmlab.commands.ask import ask
 from llmlab.commands.bench import bench
 from llmlab.commands.doctor import doctor
+from llmlab.commands.plan import plan
 from llmlab.commands.send import send
 from llmlab.commands.serve import serve
 from llmlab.commands.terminal import print_error
@@ -45,6 +46,7 @@ app.command()(send)
 app.command()(serve)
 app.command()(bench)
 app.command()(doctor)
+app.command()(plan)
 app.command()(train_head)
 app.add_typer(lab.app, name="lab")
 app.add_typer(models.app, name="models")

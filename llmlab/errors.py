@@ -89,3 +89,23 @@ class VocabularyMismatch(LabError, ValueError):
 
 class HeadMismatch(LabError, LookupError):
     """There is no trained head for these weights, or it was trained for others."""
+
+
+class UnknownShape(LabError, ValueError):
+    """A config lacks a field that sizes are computed from, or its architecture keeps more than keys and values."""
+
+
+class RankFailed(LabError, RuntimeError):
+    """A process that computes a share of the model ended or failed, so the model cannot be computed any more."""
+
+
+class PrefillLost(LabError, RuntimeError):
+    """The process that computes prompts ended or failed; the next request starts another."""
+
+
+class QuantizationUnavailable(LabError, RuntimeError):
+    """Weights cannot be computed with as integers here: another device, or a torch without the kernel."""
+
+
+class ReplicaFailed(LabError, RuntimeError):
+    """A server of a fleet did not come up."""

@@ -137,17 +137,22 @@ class Lab:
         ``settings`` are the fields of :class:`~llmlab.gateway.settings.Settings`; port 0 takes a free one, ``.url``
         tells which. Everything that crosses the wire is recorded in :attr:`trace`. Close the server, or the lab.
 
+        Where the environment variable ``LLMLAB_UPSTREAM`` holds the address of another server, that one is served in
+        the place of this lab's engine (not of the stand-in without weights).
+
         Raises ``InvalidParameter``, and ``LabError`` when the port is in use.
         """
         from llmlab.gateway.app import Gateway
         from llmlab.gateway.engine_backend import EngineBackend
         from llmlab.gateway.server import Server
         from llmlab.gateway.settings import Settings
+        from llmlab.gateway.stand_in import stand_in
         from llmlab.gateway.upstream import upstream_backends
 
         chosen = Settings.from_kwargs(port=port, **settings)
         recorder = self.engine.recorder
-        backends = [EngineBackend(self, chosen, recorder), *upstream_backends(upstreams, recorder)]
+        other = None if self.loaded is None else stand_in(recorder)
+        backends = [other or EngineBackend(self, chosen, recorder), *upstream_backends(upstreams, recorder)]
         server = Server(Gateway(backends, chosen, recorder)).start()
         self._servers.append(server)
         return server

@@ -36,16 +36,16 @@ class Prediction:
         self.choice = str(option)
         return self
 
-    def reveal(self, measured: Any) -> None:
-        """Print what was predicted beside what was measured."""
-        print(self._compared(str(measured)))
+    def reveal(self, measured: Any, how: str = "Measured") -> None:
+        """Print what was predicted beside what was measured, or found out as ``how`` says."""
+        print(self._compared(str(measured), how))
 
-    def _compared(self, measured: str) -> str:
+    def _compared(self, measured: str, how: str) -> str:
         if self.choice is None:
-            return f"Measured: {measured}. You made no prediction; making one first is what makes the answer stick."
+            return f"{how}: {measured}. You made no prediction; making one first is what makes the answer stick."
         if self.choice == measured:
-            return f"Measured: {measured}, as you said."
-        return f"Measured: {measured}. You said {self.choice}: what did you assume that is not so?"
+            return f"{how}: {measured}, as you said."
+        return f"{how}: {measured}. You said {self.choice}: what did you assume that is not so?"
 
     def __repr__(self) -> str:
         marks = ("x" if option == self.choice else " " for option in self.options)

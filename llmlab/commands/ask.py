@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmlab.commands.arguments import check_trace_target, clean, prompt_text, save_trace
-from llmlab.commands.options import Device, Model, Speculative, Threads, check_speculative
+from llmlab.commands.options import (
+    Device,
+    Model,
+    PipelineParallel,
+    Quantize,
+    Speculative,
+    TensorParallel,
+    Threads,
+    check_quantize,
+    check_speculative,
+)
 from llmlab.commands.summary import as_object, as_rows
 from llmlab.commands.terminal import TextStream, stderr_console, two_columns
 from llmlab.engine.params import SamplingParams
@@ -32,6 +42,9 @@ def ask(
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     threads: Threads = None,
     speculative: Speculative = None,
+    quantize: Quantize = None,
+    tensor_parallel: TensorParallel = 1,
+    pipeline_parallel: PipelineParallel = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Save the trace, e.g. to ask.trace.jsonl.gz.")
@@ -43,9 +56,12 @@ def ask(
     sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     SamplingParams.from_kwargs(**sampling)  # a mistake shows before the model is loaded
     check_speculative(speculative)
+    check_quantize(quantize)
     check_trace_target(trace)
     text = prompt_text(prompt)
-    with llmlab.open(model, device=device, dtype=dtype, threads=threads, speculative=speculative) as lab:
+    split = {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel}
+    weights = {"dtype": dtype, "quantize": quantize}
+    with llmlab.open(model, device=device, threads=threads, speculative=speculative, **weights, **split) as lab:
         with lab.submit(text, system=system and clean(system), **sampling) as run:
             _stream(run, silent=as_json)
         recorded = run.trace

@@ -42,6 +42,28 @@ def bench(
     panels: Annotated[
         bool, typer.Option("--panels", help="Only what live panels cost the engine and, with Chromium, the page.")
     ] = False,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Only what a step costs; saved for the fleet simulator.")
+    ] = False,
+    fleet: Annotated[
+        bool, typer.Option("--fleet", help="Only whether the fleet simulator predicts a minute of the real engine.")
+    ] = False,
+    tiers: Annotated[
+        bool, typer.Option("--tiers", help="Only swapping against computing again, and hash against radix prefix hits.")
+    ] = False,
+    routing: Annotated[
+        bool, typer.Option("--routing", help="Only prefix hits and first tokens by routing, before three servers.")
+    ] = False,
+    phases: Annotated[
+        bool,
+        typer.Option("--phases", help="Only what a long prompt does to others: in one process, in chunks, in two."),
+    ] = False,
+    step_times: Annotated[
+        str | None, typer.Option(metavar="FILE", help="With --calibrate: where to save.", show_default="in the cache")
+    ] = None,
+    quantize: Annotated[
+        bool, typer.Option("--quantize", help="Only what weights on integers save, cost and gain, on the CPU.")
+    ] = False,
     draft_model: Annotated[
         str | None, typer.Option(help="With --speculative: a draft model to measure as well.")
     ] = None,
@@ -72,6 +94,24 @@ def bench(
         return
     if panels:
         _bench_panels(repeats or (3 if quick else 15), quick, json_file)
+        return
+    if calibrate:
+        _bench_steps(quick, model, device, step_times, json_file)
+        return
+    if tiers:
+        _bench_tiers(repeats or (2 if quick else 7), model, device, json_file)
+        return
+    if fleet:
+        _bench_fleet(quick, model, device, json_file)
+        return
+    if quantize:
+        _bench_quantization(repeats or (1 if quick else 5), quick, model, json_file)
+        return
+    if routing:
+        _bench_routing(quick, model, device, json_file)
+        return
+    if phases:
+        _bench_phases(quick, model, device, json_file)
         return
     from llmlab.bench.measure import Plan, run_benchmark
     from llmlab.bench.report import report_object, report_tables
@@ -114,6 +154,25 @@ def _bench_probes(rounds: int, model: str, device: str, json_file: str | None) -
     _show(probe_table(figures), probe_object(figures), json_file)
 
 
+def _bench_tiers(rounds: int, model: str, device: str, json_file: str | None) -> None:
+    from rich.text import Text
+
+    from llmlab.bench.tiers import measure_tiers, tier_object, tier_tables
+
+    _check_target(json_file)
+    with stderr_console().status("starting") as status:
+        figures = measure_tiers(
+            rounds,
+            model=model,
+            device=device,
+            progress=lambda doing: status.update(Text(escape_controls(doing))),
+        )
+    resumed, hits = tier_tables(figures)
+    if json_file != TO_STDOUT:
+        stdout_console().print(resumed)
+    _show(hits, tier_object(figures), json_file)
+
+
 def _bench_panels(rounds: int, quick: bool, json_file: str | None) -> None:
     from rich.text import Text
 
@@ -154,6 +213,96 @@ def _bench_speculation(
             progress=lambda doing: status.update(Text(escape_controls(doing))),
         )
     _show(speculation_table(result), speculation_object(result), json_file)
+
+
+def _bench_steps(quick: bool, model: str, device: str, target: str | None, json_file: str | None) -> None:
+    from rich.text import Text
+
+    import llmlab
+    from llmlab.bench.fleet import calibration_object, calibration_tables
+    from llmlab.planner.calibrate import calibrate, default_path, save_step_times
+
+    _check_target(json_file)
+    where = {"device": device, "threads": 1, "num_blocks": 1024, "background": False}
+    with stderr_console().status("opening the model") as status, llmlab.open(model, **where) as lab:
+        found = calibrate(lab, quick=quick, progress=lambda doing: status.update(Text(escape_controls(doing))))
+    sums, cells = calibration_tables(found)
+    if json_file != TO_STDOUT:
+        stdout_console().print(cells)
+    _show(sums, calibration_object(found), json_file)
+    saved = save_step_times(found.times, target or default_path(found.info))
+    stderr_console().print(Text(f"step times saved in {saved}"))
+
+
+def _bench_fleet(quick: bool, model: str, device: str, json_file: str | None) -> None:
+    from rich.text import Text
+
+    from llmlab.bench.fleet import fleet_object, fleet_table, measure_fleet
+
+    _check_target(json_file)
+    with stderr_console().status("starting") as status:
+        figures = measure_fleet(
+            model=model,
+            device=device,
+            quick=quick,
+            progress=lambda doing: status.update(Text(escape_controls(doing))),
+        )
+    _show(fleet_table(figures), fleet_object(figures), json_file)
+
+
+def _bench_quantization(rounds: int, quick: bool, model: str, json_file: str | None) -> None:
+    from rich.text import Text
+
+    from llmlab.bench.quantize import measure_quantization, pass_table, quantization_object, quantization_table
+
+    _check_target(json_file)
+    with stderr_console().status("starting") as status:
+        result = measure_quantization(
+            rounds,
+            model=model,
+            quick=quick,
+            progress=lambda doing: status.update(Text(escape_controls(doing))),
+        )
+    _show(quantization_table(result), quantization_object(result), json_file)
+    if json_file != TO_STDOUT:
+        stdout_console().print(pass_table(result))
+
+
+def _bench_routing(quick: bool, model: str, device: str, json_file: str | None) -> None:
+    from rich.text import Text
+
+    from llmlab.bench.routing import measure_routing, routing_object, routing_table
+    from llmlab.parallel.replicas import Replicas
+
+    _check_target(json_file)
+    n = 2 if quick else 3
+    with (
+        stderr_console().status("starting servers") as status,
+        Replicas(n, model, device=device, threads=1, num_blocks=1024) as replicas,
+    ):
+        figures = measure_routing(
+            replicas,
+            sessions=2 * n + 1,
+            num_turns=3 if quick else 6,
+            progress=lambda doing: status.update(Text(escape_controls(doing))),
+        )
+    _show(routing_table(figures), routing_object(figures), json_file)
+
+
+def _bench_phases(quick: bool, model: str, device: str, json_file: str | None) -> None:
+    from rich.text import Text
+
+    from llmlab.bench.phases import measure_phases, phase_object, phase_table
+
+    _check_target(json_file)
+    with stderr_console().status("starting") as status:
+        figures = measure_phases(
+            model,
+            prompt_tokens=400 if quick else 1500,
+            device=device,
+            progress=lambda doing: status.update(Text(escape_controls(doing))),
+        )
+    _show(phase_table(figures), phase_object(figures), json_file)
 
 
 def _show(table: Table, measured: dict[str, Any], json_file: str | None) -> None:

@@ -13,6 +13,16 @@ Speculative = Annotated[
     str | None,
     typer.Option(help="Guess tokens ahead, verify them exactly: ngram, early-exit or head.", show_default="off"),
 ]
+Quantize = Annotated[
+    str | None,
+    typer.Option(help="Linear layers on integers, on the CPU: int8 or int4.", show_default="off"),
+]
+TensorParallel = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Processes that share every layer's heads (see llmlab.open).")
+]
+PipelineParallel = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Processes that share the layers, one stage each.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -22,3 +32,11 @@ def check_speculative(name: str | None) -> None:
         from llmlab.engine.speculative.config import Speculation
 
         Speculation.of(name)
+
+
+def check_quantize(name: str | None) -> None:
+    """Raise ``InvalidParameter`` for a format that weights are not rounded to, before a model is loaded."""
+    if name is not None:
+        from llmlab.models.quantized_format import Quantization
+
+        Quantization.of(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ import typer
 
 from llmlab.commands.arguments import check_trace_target, clean, save_trace, some_prompt
 from llmlab.commands.connection import IDLE_S, here, there
-from llmlab.commands.options import Device, Speculative, Threads, check_speculative
+from llmlab.commands.options import Device, Quantize, Speculative, Threads, check_quantize, check_speculative
 from llmlab.commands.sending import Request, Sending
 from llmlab.commands.terminal import stderr_console, two_columns
 from llmlab.commands.wire_summary import Outcome, as_object, as_rows, stage_rows
@@ -42,6 +43,7 @@ def send(
     device: Device = "auto",
     threads: Threads = None,
     speculative: Speculative = None,
+    quantize: Quantize = None,
     url: Annotated[
         str | None, typer.Option(help="Send to this server of the Messages API instead of one of our own.")
     ] = None,
@@ -76,7 +78,8 @@ def send(
         raise typer.BadParameter("--raw and --json exclude each other", param_hint="--json")
     check_trace_target(trace)
     _check_fault(fault, url)
-    _check_speculative(speculative, url)
+    _check_ours("--speculative", speculative, url, check_speculative)
+    _check_ours("--quantize", quantize, url, check_quantize)
     key = _key(api_key_env, url)
     budget = None if thinking is None else {"type": "enabled", "budget_tokens": thinking}
     options = Options(max_tokens=max_tokens, temperature=temperature, thinking=budget)
@@ -85,7 +88,8 @@ def send(
     if url is not None:
         connected = there(url, key, model)
     else:
-        connected = here(model or DEFAULT_MODEL, fault, device=device, threads=threads, speculative=speculative)
+        engine = {"device": device, "threads": threads, "speculative": speculative, "quantize": quantize}
+        connected = here(model or DEFAULT_MODEL, fault, **engine)
     with connected as connection:
         sent = Sending(connection, request, raw, as_json)
         sent.run()
@@ -122,10 +126,10 @@ def _check_fault(fault: str | None, url: str | None) -> None:
         raise typer.BadParameter(str(error), param_hint="--fault") from error
 
 
-def _check_speculative(name: str | None, url: str | None) -> None:
+def _check_ours(option: str, name: str | None, url: str | None, check: Callable[[str | None], None]) -> None:
     if name is not None and url is not None:
-        raise typer.BadParameter("that server decides itself: leave out --url", param_hint="--speculative")
-    check_speculative(name)
+        raise typer.BadParameter("that server decides itself: leave out --url", param_hint=option)
+    check(name)
 
 
 def _report(outcome: Outcome, events: list[dict[str, Any]] | None) -> None:

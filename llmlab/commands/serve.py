@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from llmlab.api.rules import Rules
-from llmlab.commands.options import Device, Model, Threads, check_speculative
+from llmlab.commands.options import Device, Model, Threads, check_quantize, check_speculative
 from llmlab.commands.serve_facts import UPSTREAM_KEY, Facts, models_of
 from llmlab.commands.terminal import print_error
 from llmlab.errors import InvalidParameter
@@ -55,6 +55,16 @@ def serve(
     speculative: Annotated[
         str | None, _option(ENGINE, "Guess tokens ahead, verify them exactly: ngram, early-exit or head.")
     ] = None,
+    quantize: Annotated[str | None, _option(ENGINE, "Linear layers on integers, on the CPU: int8 or int4.")] = None,
+    tensor_parallel: Annotated[
+        int, _option(ENGINE, "Processes that share every layer's heads.", min=1, metavar=COUNT)
+    ] = 1,
+    pipeline_parallel: Annotated[
+        int, _option(ENGINE, "Processes that share the layers, one stage each.", min=1, metavar=COUNT)
+    ] = 1,
+    disaggregated: Annotated[
+        bool, _option(SWITCHES, "Compute prompts in a process of their own; this one decodes.", "--disaggregated")
+    ] = False,
     host: Annotated[str, _option(NETWORK, "Address to listen on; any but a loopback one needs --keys.")] = "127.0.0.1",
     port: Annotated[int, _option(NETWORK, "0 takes a free port.", min=0, max=65535)] = 8000,
     keys: Annotated[
@@ -154,6 +164,7 @@ def serve(
         rules=Rules(lenient_sampling=lenient_sampling, strict_roles=strict_roles),
     )
     check_speculative(speculative)
+    check_quantize(quantize)
     if not engine and not upstream:
         raise InvalidParameter("--no-engine leaves nothing to serve: give at least one --upstream URL")
     options = {
@@ -167,6 +178,10 @@ def serve(
         "prefix_cache": "hash" if prefix_cache else "off",
         "record": record,
         "speculative": speculative,
+        "quantize": quantize,
+        "tensor_parallel": tensor_parallel,
+        "pipeline_parallel": pipeline_parallel,
+        "disaggregated": disaggregated,
     }
     _serve(settings, model if engine else None, options, upstream or [], log)
 

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmlab.api.errors import ApiError
+from llmlab.gateway.stand_in import UPSTREAM_KEY
 
 if TYPE_CHECKING:
     from llmlab.gateway.backend import Model
     from llmlab.gateway.engine_backend import EngineBackend
 
-UPSTREAM_KEY = "LLMLAB_UPSTREAM_API_KEY"
-"""The environment variable with the key that upstreams are sent."""
 SHOWN = 5
 """Models of an upstream that are named."""
 

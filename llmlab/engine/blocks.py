@@ -1,57 +1,52 @@
 """The block pool: who holds which K/V block, which prefixes can be shared, what is evicted next.
 
-Three kinds of block: *used* (``ref_count > 0``, in some block table), *cached* (unused, but full and hashed: a later
+Three kinds of block: *used* (``ref_count > 0``, in some block table), *cached* (unused, but full and findable: a later
 request with the same prefix can take it back) and *free*. ``free + cached + used = num_blocks`` always.
 Everything unused sits in one list ordered by the moment it was given up; allocation takes the oldest, so the
-list is free list and LRU at once, and a cached block is forgotten only when its memory is needed.
+list is free list and LRU at once, and a cached block is forgotten only when its memory is needed. What is findable,
+and by which part of a prompt, is the business of a :class:`~llmlab.engine.prefix_index.PrefixIndex`.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from hashlib import blake2b
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal
 
+from llmlab.engine.block import Block, Hit
 from llmlab.engine.journal import Journal
+from llmlab.engine.prefix_hash import ROOT, HashFn, HashIndex, hash_block
+from llmlab.engine.prefix_index import PrefixIndex
+from llmlab.engine.prefix_radix import RadixIndex
 from llmlab.engine.request import Request
+from llmlab.errors import InvalidParameter
 
-HashFn = Callable[[bytes, Sequence[int], str], bytes]
+if TYPE_CHECKING:
+    from llmlab.engine.host_tier import HostTier
 
-ROOT = b""
+__all__ = ["ROOT", "Block", "BlockPool", "HashFn", "PrefixCache", "hash_block"]
 
-
-def hash_block(parent: bytes, tokens: Sequence[int], salt: str) -> bytes:
-    """Hash of a full block: its parent's hash, its tokens, and the request's cache salt (16 bytes)."""
-    digest = blake2b(parent, digest_size=16, person=b"llmlab-block")
-    digest.update(array("q", tokens).tobytes())
-    digest.update(salt.encode("utf-8", "surrogatepass"))
-    return digest.digest()
+PrefixCache = Literal["hash", "radix", "off"]
 
 
-@dataclass(slots=True)
-class Block:
-    """One block. ``content`` is a number unique to *this* prefix in *this* salt (0: not hashed).
-
-    ``parent`` is the content of the block before it, or the salt for a first block, so equal ``(parent, tokens)``
-    means an equal whole prefix: a hit is decided by that comparison, and a colliding hash changes nothing.
-    """
-
-    id: int
-    ref_count: int = 0
-    digest: bytes = b""
-    content: int = 0
-    parent: int | str = 0
-    tokens: tuple[int, ...] = ()
+def make_index(prefix_cache: PrefixCache | bool, blocks: list[Block], size: int, hash_fn: HashFn) -> PrefixIndex | None:
+    """The index of that name; ``True`` is the hash one. Raises ``InvalidParameter`` for another name."""
+    match prefix_cache:
+        case True | "hash":
+            return HashIndex(blocks, size, hash_fn)
+        case "radix":
+            return RadixIndex(blocks, size)
+        case False | "off":
+            return None
+    raise InvalidParameter(f"prefix_cache={prefix_cache!r} must be 'hash', 'radix' or 'off'")
 
 
 class BlockPool:
     """Hands out blocks of ``block_size`` tokens and remembers full ones by content.
 
-    A hit never covers the last token of a request, because its logits are needed. Blocks are hashed only after they
-    are computed. Two equal blocks computed side by side both stay; only the first is findable, so that tables only
-    ever grow at the end.
+    A hit never covers the last token of a request, because its logits are needed. Blocks become findable only after
+    they are computed. Two equal blocks computed side by side both stay; only the first is findable, so that tables only
+    ever grow at the end. ``host`` is a second pool that evicted and preempted blocks can be copied to.
     """
 
     def __init__(
@@ -59,19 +54,24 @@ class BlockPool:
         num_blocks: int,
         block_size: int,
         *,
-        prefix_cache: bool = True,
+        prefix_cache: PrefixCache | bool = True,
         hash_fn: HashFn = hash_block,
         journal: Journal | None = None,
+        host: HostTier | None = None,
     ) -> None:
         self.block_size = block_size
-        self.prefix_cache = prefix_cache
         self.blocks = [Block(i) for i in range(num_blocks)]
+        self.index = make_index(prefix_cache, self.blocks, block_size, hash_fn)
+        self._keeps_parts = self.index is not None and self.index.keeps_parts
+        self.host = host
         self.journal = Journal() if journal is None else journal
-        self._hash = hash_fn
         self._unused: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
-        self._by_hash: dict[bytes, list[int]] = {}
-        self._num_hashed_unused = 0
-        self._next_content = 1
+        self._num_findable_unused = 0
+
+    @property
+    def prefix_cache(self) -> bool:
+        """Whether computed prefixes can be found again."""
+        return self.index is not None
 
     # -- counts ---------------------------------------------------------------------------------------------
 
@@ -88,12 +88,12 @@ class BlockPool:
     @property
     def num_cached(self) -> int:
         """Unused blocks whose content can still be hit."""
-        return self._num_hashed_unused
+        return self._num_findable_unused
 
     @property
     def num_free(self) -> int:
         """Unused blocks without findable content."""
-        return len(self._unused) - self._num_hashed_unused
+        return len(self._unused) - self._num_findable_unused
 
     @property
     def num_used(self) -> int:
@@ -107,20 +107,17 @@ class BlockPool:
     # -- prefix cache ---------------------------------------------------------------------------------------
 
     def match(self, request: Request) -> list[Block]:
-        """The longest run of cached blocks that begins ``request.tokens`` and leaves its last token to compute."""
-        if not self.prefix_cache or request.wants_prompt_logprobs or request.bypasses_cache:
-            return []
-        hits: list[Block] = []
-        parent, digest = request.params.cache_salt, ROOT
-        for i in range((len(request.tokens) - 1) // self.block_size):
-            tokens = self._tokens_of(request, i)
-            digest = self._hash(digest, tokens, request.params.cache_salt)
-            block = self._find(digest, parent, tokens)
-            if block is None:
-                break
-            hits.append(block)
-            parent = block.content
-        return hits
+        """The longest run of whole cached blocks that begins the request and leaves its last token to compute."""
+        return self.look_up(request).blocks
+
+    def look_up(self, request: Request) -> Hit:
+        """All that is known of the request's beginning, its last token left to compute."""
+        hit = Hit()
+        if self.index is not None and not (request.wants_prompt_logprobs or request.bypasses_cache):
+            hit = self.index.match(request.tokens, request.params.cache_salt, len(request.tokens) - 1)
+        if self.host is not None:
+            self.host.look_up(request, hit, findable=self.index is not None)
+        return hit
 
     def cost_of(self, hits: Iterable[Block], num_tokens: int) -> int:
         """Unused blocks that admitting a request takes: those it allocates and those its hits take back."""
@@ -129,45 +126,50 @@ class BlockPool:
         return self.blocks_for(num_tokens) - len(hits) + reclaimed
 
     def register(self, request: Request) -> None:
-        """Hash the request's blocks that became full with computed tokens; call after the forward pass."""
-        if not self.prefix_cache or request.is_private:
+        """Make the request's blocks findable that became full with computed tokens; call after the forward pass."""
+        if self.index is None or request.is_private:
             return
-        salt = request.params.cache_salt
-        for i in range(len(request.chain), request.num_computed // self.block_size):
-            parent, digest = request.chain[-1] if i else (salt, ROOT)
-            tokens = self._tokens_of(request, i)
-            digest = self._hash(digest, tokens, salt)
-            found = self._find(digest, parent, tokens)
-            if found is None:
-                found = self._remember(self.blocks[request.block_table[i]], digest, parent, tokens)
-                self.journal.block(found.id, "cache", request.id, i, found.ref_count, digest)
-            request.chain.append((found.content, digest))
+        full = request.num_computed // self.block_size
+        if len(request.chain) >= full:
+            return
+        first = self.index.anchored(request.chain)
+        del request.chain[first:]
+        for i in range(first, full):
+            self._register_block(request, i)
 
-    def _tokens_of(self, request: Request, index: int) -> tuple[int, ...]:
-        return tuple(request.tokens[index * self.block_size : (index + 1) * self.block_size])
+    def _register_block(self, request: Request, i: int) -> None:
+        block, end = self.blocks[request.block_table[i]], (i + 1) * self.block_size
+        tokens, salt = tuple(request.tokens[end - self.block_size : end]), request.params.cache_salt
+        found = self.index.insert(request.chain, tokens, salt, block)
+        if found is block:
+            if self.host is not None:
+                block.key = self.host.key_of(request, end)
+            self.journal.block(found.id, "cache", request.id, i, found.ref_count, found.digest)
+        request.chain.append((found.content, found.digest))
 
-    def _find(self, digest: bytes, parent: int | str, tokens: tuple[int, ...]) -> Block | None:
-        for block_id in self._by_hash.get(digest, ()):
-            block = self.blocks[block_id]
-            if block.parent == parent and block.tokens == tokens:
-                return block
-        return None
+    def _register_end(self, request: Request) -> None:
+        """Make findable what the last, partly filled block holds."""
+        full, part = divmod(request.num_computed, self.block_size)
+        if not part or len(request.chain) != full or self.index.anchored(request.chain) != full:
+            return
+        block, end = self.blocks[request.block_table[full]], request.num_computed
+        if block.ref_count > 1 or block.content:
+            return
+        tokens = tuple(request.tokens[end - part : end])
+        if self.index.insert_part(request.chain, tokens, request.params.cache_salt, block):
+            self.journal.block(block.id, "cache", request.id, full, block.ref_count, block.digest)
 
-    def _remember(self, block: Block, digest: bytes, parent: int | str, tokens: tuple[int, ...]) -> Block:
-        block.digest, block.parent, block.tokens = digest, parent, tokens
-        block.content = self._next_content
-        self._next_content += 1
-        self._by_hash.setdefault(digest, []).append(block.id)
-        return block
+    def forget(self, block_ids: Iterable[int]) -> None:
+        """Make blocks unfindable whose content cannot be trusted."""
+        for block_id in block_ids:
+            if self.blocks[block_id].content:
+                self._forget(self.blocks[block_id])
 
     def _forget(self, block: Block) -> None:
-        twins = self._by_hash[block.digest]
-        twins.remove(block.id)
-        if not twins:
-            del self._by_hash[block.digest]
-        digest, block.digest = block.digest, b""
-        block.content, block.parent, block.tokens = 0, 0, ()
-        self.journal.block(block.id, "evict", None, -1, 0, digest)
+        for gone, digest in self.index.forget(block):
+            gone.key = None
+            self._num_findable_unused -= gone.ref_count == 0
+            self.journal.block(gone.id, "evict", None, -1, gone.ref_count, digest)
 
     # -- ownership ------------------------------------------------------------------------------------------
 
@@ -178,6 +180,37 @@ class BlockPool:
             self.journal.block(block.id, "hit", request.id, i, block.ref_count, block.digest)
         request.block_table = [block.id for block in hits]
         request.chain = [(block.content, block.digest) for block in hits]
+
+    def take_hit(self, request: Request, hit: Hit) -> tuple[int, int] | None:
+        """Begin the request's block table with what was found, and set ``num_computed`` to the positions it covers.
+
+        Returns the ``(source, target)`` of a block of which a part is copied. What comes from the host pool is listed
+        there as a swap. There must be unused blocks for all of it, see :meth:`cost_of`.
+        """
+        self.share(request, hit.blocks)
+        request.num_computed = len(hit.blocks) * self.block_size
+        if hit.host:
+            self.host.pin(hit.host)  # before room is made, which may evict from there
+            extended = self.extend(request, hit.host_end)
+            assert extended, "the admission check counted too few blocks"
+            self.host.swap_in(request, hit, request.block_table[len(hit.blocks) :])
+            request.num_computed = hit.host_end
+        elif hit.partial is not None:
+            return self._copy_part(request, hit.partial, hit.num_partial)
+        return None
+
+    def _copy_part(self, request: Request, source: Block, num_tokens: int) -> tuple[int, int] | None:
+        """Begin the next block with a copy of another one; not when that is the last block there is."""
+        if source.ref_count == 0:
+            self._unused.move_to_end(source.id)
+        if not self._unused or self._next() is source:
+            return None
+        target = self._take()
+        request.block_table.append(target.id)
+        request.num_computed += num_tokens
+        index = len(request.block_table) - 1
+        self.journal.block(target.id, "copy", request.id, index, 1, source_id=source.id)
+        return source.id, target.id
 
     def extend(self, request: Request, num_tokens: int) -> bool:
         """Grow the block table until it holds ``num_tokens`` positions; ``False`` changes nothing."""
@@ -227,28 +260,34 @@ class BlockPool:
 
         With ``findable=False`` (the request failed, its K/V cannot be trusted) blocks nobody else holds are forgotten.
         """
+        if self._keeps_parts and findable and request.block_table and not request.is_private:
+            self._register_end(request)
         for i in reversed(range(len(request.block_table))):
             block = self.blocks[request.block_table[i]]
             self._drop(block)
             self.journal.block(block.id, "free", request.id, i, block.ref_count, block.digest)
             if not findable and block.ref_count == 0 and block.content:
-                self._num_hashed_unused -= 1
                 self._forget(block)
         request.block_table, request.chain = [], []
 
+    def _next(self) -> Block:
+        """The unused block that is taken next."""
+        return self.blocks[next(iter(self._unused))] if self.index is None else self.index.victim(self._unused)
+
     def _take(self) -> Block:
-        block_id, _ = self._unused.popitem(last=False)
-        block = self.blocks[block_id]
+        block = self._next()
         if block.content:
-            self._num_hashed_unused -= 1
+            if self.host is not None:
+                self.host.demote(block)
             self._forget(block)
+        del self._unused[block.id]
         block.ref_count = 1
         return block
 
     def _hold(self, block: Block) -> None:
         if block.ref_count == 0:
             del self._unused[block.id]
-            self._num_hashed_unused -= bool(block.content)
+            self._num_findable_unused -= bool(block.content)
         block.ref_count += 1
 
     def _drop(self, block: Block) -> None:
@@ -256,18 +295,17 @@ class BlockPool:
         block.ref_count -= 1
         if block.ref_count == 0:
             self._unused[block.id] = None
-            self._num_hashed_unused += bool(block.content)
+            self._num_findable_unused += bool(block.content)
 
     # -- checks ---------------------------------------------------------------------------------------------
 
     def check_integrity(self, holders: Iterable[Request] = ()) -> None:
-        """Assert that counts add up, that tables and reference counts agree, and that every hash is findable."""
+        """Assert that counts add up, that tables and reference counts agree, and that what is findable is found."""
         held = Counter(block_id for request in holders for block_id in request.block_table)
         for block in self.blocks:
             assert block.ref_count == held[block.id], f"block {block.id}: {block.ref_count} != {held[block.id]}"
             assert (block.ref_count == 0) == (block.id in self._unused), f"block {block.id} used and unused"
-            if block.content:
-                assert self._find(block.digest, block.parent, block.tokens) is block
         assert self.num_free + self.num_cached + self.num_used == self.num_blocks
         assert self.num_cached == sum(self.blocks[i].content > 0 for i in self._unused)
-        assert sum(map(len, self._by_hash.values())) == sum(block.content > 0 for block in self.blocks)
+        if self.index is not None:
+            self.index.check(self.blocks)

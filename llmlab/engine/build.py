@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +14,12 @@ from llmlab.engine.model_runner import ModelRunner
 from llmlab.engine.params import SamplingParams
 from llmlab.engine.plan import ScheduledRow, StepPlan
 from llmlab.engine.request import Request
-from llmlab.errors import InvalidParameter, UnsupportedModel
+from llmlab.engine.sizes import check_sizes
+from llmlab.errors import UnsupportedModel
 from llmlab.models.fuse import fuse_projections, pack_linears, packing_works
 from llmlab.models.load import LoadedModel
+from llmlab.models.quantize import check_kernels, pack_rounded, round_linears
+from llmlab.models.quantized_format import Quantization
 
 CHECK_LENGTH, CHECK_SPLIT = 12, 7
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2}
@@ -61,26 +64,42 @@ def build_runner(
     num_blocks: int | None = None,
     optimize: bool = True,
     reload: Callable[[], LoadedModel] | None = None,
+    quantization: Quantization | None = None,
 ) -> ModelRunner:
     """A runner that passed the self-check.
 
     With ``optimize`` projections are fused, CPU weights packed and known decoder layers replaced; if the check fails
-    then, ``reload`` gives fresh weights to try without. Raises ``UnsupportedModel`` when paged logits differ from
-    plain ones, ``InvalidParameter`` for a block size or count that cannot work.
+    then, ``reload`` gives fresh weights to try without. With ``quantization`` the untouched model is given the
+    dequantized weights before it is asked, so the check compares integer kernels with their own weights. Raises
+    ``UnsupportedModel`` when paged logits differ from plain ones, ``InvalidParameter`` for a block size or count that
+    cannot work, ``QuantizationUnavailable``.
     """
     check_sizes(block_size, num_blocks)
     _check_layer_types(loaded)
+    if quantization is not None:
+        check_kernels(quantization, loaded.device)
+        round_linears(loaded.model, quantization)
+        loaded.quantized = str(quantization)
     reference = record_reference(loaded)
-    lean = speed_up(loaded.model) if optimize else None
+    lean = _prepare(loaded.model, optimize, quantization)
     try:
         use_varlen = passing_backend(loaded, reference, block_size, lean)
-    except UnsupportedModel:
+    except UnsupportedModel as error:
         if not optimize or reload is None:
-            raise
-        return build_runner(reload(), block_size=block_size, num_blocks=num_blocks, optimize=False)
+            raise error if quantization is None else _differs(loaded, quantization) from error
+        sizes = {"block_size": block_size, "num_blocks": num_blocks}
+        return build_runner(reload(), optimize=False, quantization=quantization, **sizes)
     if num_blocks is None:
         num_blocks = default_num_blocks(reference.shapes, block_size, loaded.max_model_len)
     return ModelRunner(loaded, KVPool(reference.shapes, num_blocks, block_size), use_varlen, lean)
+
+
+def _prepare(model: torch.nn.Module, optimize: bool, quantization: Quantization | None) -> LeanModel | None:
+    if optimize:
+        return speed_up(model, quantization)
+    if quantization is not None:
+        pack_rounded(model, quantization)
+    return None
 
 
 def passing_backend(loaded: LoadedModel, reference: Reference, block_size: int, lean: LeanModel | None = None) -> bool:
@@ -105,21 +124,18 @@ def _check_layer_types(loaded: LoadedModel) -> None:
         raise _unsupported(loaded, f"it has layers of type {', '.join(unknown)}")
 
 
-def check_sizes(block_size: int, num_blocks: int | None) -> None:
-    """Raise ``InvalidParameter`` for a block size or count that is not a positive integer (or ``None``)."""
-    for name, value in (("block_size", block_size), ("num_blocks", num_blocks)):
-        if value is not None and (type(value) is not int or value < 1):
-            raise InvalidParameter(f"{name}={value!r} must be an integer of at least 1")
-
-
-def speed_up(model: torch.nn.Module) -> LeanModel | None:
+def speed_up(model: torch.nn.Module, quantization: Quantization | None = None) -> LeanModel | None:
     """Fuse projections, pack CPU weights where torch can, and use lean layers, or a lean model, where known.
+
+    Layers that were rounded are packed as integers.
 
     A model spread over devices is left alone: what moves its activations is wrapped around its modules.
     """
     if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
         return None
     fuse_projections(model)
+    if quantization is not None:
+        pack_rounded(model, quantization)
     if packing_works(model.get_input_embeddings().weight.dtype):
         pack_linears(model)
     return make_lean(model)
@@ -184,12 +200,9 @@ def self_check(
     seam.install(loaded.model)
     num_blocks = -(-CHECK_LENGTH // block_size)
     runner = ModelRunner(loaded, KVPool(reference.shapes, num_blocks, block_size), use_varlen, lean)
-    request = Request("check", _check_tokens(loaded.model), SamplingParams(), seed=0, max_tokens=1)
-    request.block_table = list(reversed(range(num_blocks)))
     logits, calls = [], 0
-    for start, end in ((0, CHECK_SPLIT), (CHECK_SPLIT, CHECK_LENGTH - 1), (CHECK_LENGTH - 1, CHECK_LENGTH)):
-        row = ScheduledRow(request, start, end - start, 0, end - start > 1, False, num_logits=end - start)
-        batches = runner.build(StepPlan(0, [row]))
+    for plan in check_plans(loaded.model, num_blocks):
+        batches = runner.build(plan)
         try:
             logits.append(runner.forward(batches))
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -197,14 +210,35 @@ def self_check(
         calls += sum(batch.view.attention_calls for batch in batches)
     if calls != 3 * len(reference.shapes):
         raise _unsupported(loaded, f"{calls} attention calls instead of {3 * len(reference.shapes)}")
-    worst = (torch.cat(logits).float() - reference.logits).abs().max() / reference.logits.abs().max()
-    if not _close(torch.cat(logits).float(), reference.logits, loaded.dtype):
+    check_logits(loaded, reference, torch.cat(logits))
+
+
+def check_plans(model: torch.nn.Module, num_blocks: int) -> Iterator[StepPlan]:
+    """Steps that compute the self-check's prompt in chunks, through scattered blocks."""
+    request = Request("check", _check_tokens(model), SamplingParams(), seed=0, max_tokens=1)
+    request.block_table = list(reversed(range(num_blocks)))
+    for start, end in ((0, CHECK_SPLIT), (CHECK_SPLIT, CHECK_LENGTH - 1), (CHECK_LENGTH - 1, CHECK_LENGTH)):
+        count = end - start
+        yield StepPlan(0, [ScheduledRow(request, start, count, 0, count > 1, False, num_logits=count)])
+
+
+def check_logits(loaded: LoadedModel, reference: Reference, logits: torch.Tensor) -> None:
+    """Raise ``UnsupportedModel`` unless paged logits ``(CHECK_LENGTH, vocabulary)`` are those of the plain model."""
+    worst = (logits.float() - reference.logits).abs().max() / reference.logits.abs().max()
+    if not _close(logits.float(), reference.logits, loaded.dtype):
         raise _unsupported(loaded, f"paged and plain logits differ by {worst:.1%} of the largest")
 
 
 def _close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:
     """Whether logits differ by no more than rounding in ``dtype`` explains; NaN never is close."""
     return bool((actual - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max())
+
+
+def _differs(loaded: LoadedModel, quantization: Quantization) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{loaded.name!r} with weights rounded to {quantization} does not answer as its own dequantized weights do: "
+        "give dtype='float32', which rounds nothing else, finer scales, or leave quantize out"
+    )
 
 
 def _unsupported(loaded: LoadedModel, reason: str) -> UnsupportedModel:

@@ -14,9 +14,10 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from llmlab.engine.admission import check_prompt, resolve_max_tokens
-from llmlab.engine.blocks import BlockPool
+from llmlab.engine.blocks import BlockPool, PrefixCache
 from llmlab.engine.constraint import Constraint
 from llmlab.engine.detokenizer import Detokenizer
+from llmlab.engine.host_copies import open_host
 from llmlab.engine.info import engine_info
 from llmlab.engine.journal import Journal
 from llmlab.engine.params import SamplingParams
@@ -28,6 +29,7 @@ from llmlab.engine.sequence import Sequence
 from llmlab.engine.speculative.build import make_speculator
 from llmlab.engine.speculative.config import Speculation
 from llmlab.engine.step import StepExecutor
+from llmlab.engine.swap_policy import Swapping
 from llmlab.errors import EngineStopped, InvalidParameter, LabError
 from llmlab.models.token_bytes import TokenPieces
 from llmlab.trace.events import Event, RequestFinished, RequestSubmitted
@@ -50,6 +52,8 @@ class Engine:
     in an inbox until the next step, so scheduler and pool are only ever touched by the thread that steps.
     """
 
+    scheduler_type = Scheduler
+
     def __init__(
         self,
         runner: Runner,
@@ -57,9 +61,11 @@ class Engine:
         *,
         eos_token_ids: tuple[int, ...] = (),
         config: SchedulerConfig | None = None,
-        prefix_cache: bool = True,
+        prefix_cache: PrefixCache | bool = True,
         recorder: Recorder | None = None,
         speculation: Speculation | None = None,
+        host_blocks: int = 0,
+        swap: Swapping = "auto",
     ) -> None:
         self.runner, self.tokenizer = runner, tokenizer
         self.eos_token_ids = eos_token_ids
@@ -71,8 +77,9 @@ class Engine:
             self.capacity.block_size,
             prefix_cache=prefix_cache,
             journal=self.journal,
+            host=open_host(runner, host_blocks, swap),
         )
-        self.scheduler = Scheduler(self.pool, config or SchedulerConfig(), self.journal)
+        self.scheduler = self.scheduler_type(self.pool, config or SchedulerConfig(), self.journal)
         self.speculator = None if speculation is None else make_speculator(speculation, self)
         self.recorder.emit(engine_info(self))
         self._pieces = TokenPieces(tokenizer)
@@ -212,7 +219,11 @@ class Engine:
                 self._tell_end(request, run, Delta(request.sample, "", (), True), StopReason.ERROR)
             return
         self._sequences |= {sequence.request.id: sequence for sequence in sequences}
-        self.scheduler.add(requests[0])
+        self.queue(requests[0])
+
+    def queue(self, request: Request) -> None:
+        """Let a request that is followed take part in steps; called by the thread that steps."""
+        self.scheduler.add(request)
 
     def _follow(self, request: Request, run: Run, constraint: Constraint | None) -> Sequence:
         params = request.params
@@ -344,6 +355,17 @@ class Engine:
             for sequence in list(self._sequences.values()):
                 sequence.run.fail(EngineStopped("the engine was closed before this run finished: open another"))
                 self.end(sequence, StopReason.ABORTED)
+        if (close := getattr(self.runner, "close", None)) is not None:
+            close()
+
+    def fail(self, error: LabError) -> None:
+        """Nothing can be computed any more: end every open request with ``error``, and close."""
+        with self._step_lock:
+            self._drain_inbox()
+            for sequence in list(self._sequences.values()):
+                sequence.run.fail(error)
+                self.end(sequence, StopReason.ERROR)
+        self.close()
 
     @property
     def is_paused(self) -> bool:

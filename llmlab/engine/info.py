@@ -44,8 +44,12 @@ def engine_info(engine: Engine) -> EngineInfo:
         max_num_seqs=config.max_num_seqs,
         max_model_len=capacity.max_model_len,
         policy=config.policy,
-        prefix_cache="hash" if engine.pool.prefix_cache else "off",
+        prefix_cache="off" if engine.pool.index is None else engine.pool.index.name,
         versions=versions(),
         speculative="off" if engine.speculator is None else str(engine.speculator),
         num_heads=capacity.num_heads,
+        quantized=getattr(runner, "quantized", "off"),
+        num_host_blocks=0 if engine.pool.host is None else engine.pool.host.num_blocks,
+        swap="off" if engine.pool.host is None else engine.pool.host.policy.mode,
+        split=getattr(engine, "split", None) or getattr(runner, "split", "off"),
     )

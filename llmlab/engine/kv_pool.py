@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +35,7 @@ class KVPool:
     def __init__(self, shapes: list[LayerShape], num_blocks: int, block_size: int) -> None:
         self.shapes, self.num_blocks, self.block_size = shapes, num_blocks, block_size
         self._stores: list[torch.Tensor] = []
+        self._host: list[torch.Tensor] = []
         self._parts: list[list[torch.Tensor]] = [[] for _ in shapes]
         self._buffers: dict[tuple, torch.Tensor] = {}
         for shape in dict.fromkeys(shapes):
@@ -51,6 +53,27 @@ class KVPool:
             self._stores.append(torch.zeros(size, dtype=shape.dtype, device=shape.device))
             for layer, part in zip(layers, self._stores[-1].unbind(), strict=True):
                 self._parts[layer].append(part)
+
+    def open_host(self, num_blocks: int) -> None:
+        """Allocate a second pool of so many blocks in host memory, all of a block in one piece."""
+        self._host = []
+        for store in self._stores:
+            layers, heads, _, block_size, dim = store.shape
+            size, is_far = (num_blocks, layers, heads, block_size, dim), store.device.type == "cuda"
+            self._host.append(torch.zeros(size, dtype=store.dtype, pin_memory=is_far))
+
+    def copy_out(self, pairs: list[tuple[int, int]]) -> int:
+        """Copy whole blocks, all layers, to the host pool: ``(block, host block)`` pairs. Returns the bytes copied."""
+        return sum(host[place].copy_(store[:, :, block]).nbytes for store, host, block, place in self._swapped(pairs))
+
+    def copy_in(self, pairs: list[tuple[int, int]]) -> int:
+        """Copy whole blocks back from the host pool: ``(block, host block)`` pairs. Returns the bytes copied."""
+        return sum(store[:, :, block].copy_(host[place]).nbytes for store, host, block, place in self._swapped(pairs))
+
+    def _swapped(self, pairs: list[tuple[int, int]]) -> Iterator[tuple[torch.Tensor, torch.Tensor, int, int]]:
+        for block, place in pairs:
+            for store, host in zip(self._stores, self._host, strict=True):
+                yield store, host, block, place
 
     @property
     def bytes_per_token(self) -> int:

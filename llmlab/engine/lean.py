@@ -13,7 +13,7 @@ from torch import nn
 
 from llmlab.engine.attention import Variant
 from llmlab.engine.step_view import StepView
-from llmlab.models.fuse import PackedLinear, ProjectionPart, with_rows
+from llmlab.models.fuse import ProjectionPart, with_rows
 
 FEW_TOKENS = 32
 """Above, the doubled width costs more than the saved operations (CPU, measured)."""
@@ -101,8 +101,7 @@ class LeanModel:
     def __init__(self, model: nn.Module, layers: list[nn.Module]) -> None:
         base = model.get_decoder()
         self.layers = layers
-        head = model.get_output_embeddings()
-        self.least = head.least if isinstance(head, PackedLinear) else 1
+        self.least = getattr(layers[0].self_attn.o_proj, "least", 1)
         self.keeps_features, self.features = False, None
         self.embed, self.rotary = base.embed_tokens.forward, base.rotary_emb
         self.norm, self.head = LeanNorm(base.norm), model.get_output_embeddings().forward

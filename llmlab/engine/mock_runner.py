@@ -9,11 +9,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
+from time import perf_counter_ns
 
 import numpy as np
 import torch
 
-from llmlab.engine.plan import ScheduledRow, StepPlan
+from llmlab.engine.plan import ScheduledRow, StepPlan, Swap
 from llmlab.engine.runner import Capacity
 
 PRINTABLE = range(32, 127)
@@ -43,15 +44,36 @@ class MockModel:
         self.capacity = Capacity(num_blocks, block_size, 1, 1, 1, 8, 258, max_model_len)
         self.eos_every = eos_every
         self.slots = np.full((num_blocks, block_size), -1, dtype=np.int64)
+        self.host_slots = self.slots[:0]
 
     def build(self, plan: StepPlan) -> StepPlan:
         """The plan is all it needs."""
         return plan
 
+    def open_host(self, num_blocks: int) -> None:
+        """Slots for a host pool."""
+        self.host_slots = np.full((num_blocks, self.capacity.block_size), -1, dtype=np.int64)
+
+    def swap(self, swaps: Sequence[Swap]) -> None:
+        """Copy blocks between the pools."""
+        for swap in swaps:
+            swap.t_ns = perf_counter_ns()
+            for block, place in swap.pairs:
+                if swap.is_out:
+                    self.host_slots[place] = self.slots[block]
+                else:
+                    self.slots[block] = self.host_slots[place]
+            swap.nbytes = len(swap.pairs) * self.slots[0].nbytes
+            swap.end_ns = perf_counter_ns()
+
     def forward(self, batch: StepPlan) -> torch.Tensor:
         """Copy blocks, write every row's tokens, then read each context back and answer."""
+        if batch.swaps:
+            self.swap([swap for swap in batch.swaps if swap.is_out])
         for source, target in batch.copies:
             self.slots[target] = self.slots[source]
+        if batch.swaps:
+            self.swap([swap for swap in batch.swaps if not swap.is_out])
         for row in batch.rows:
             self._write(row)
         logits = torch.zeros(sum(row.num_logits for row in batch.rows), self.capacity.vocab_size)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import torch
 from llmlab.engine import seam
 from llmlab.engine.kv_pool import KVPool
 from llmlab.engine.lean import LeanModel
-from llmlab.engine.plan import ScheduledRow, StepPlan
+from llmlab.engine.plan import ScheduledRow, StepPlan, Swap
 from llmlab.engine.row_group import MAX_GROUPED, RowGroup
 from llmlab.engine.runner import Capacity
 from llmlab.engine.step_view import PrefillRow, StepView
@@ -29,7 +31,7 @@ class Batch:
     """The tensors of one forward pass.
 
     ``keep`` lists packed positions whose logits are wanted, in plan order; ``fresh`` the blocks entered in this step.
-    ``rows`` are in the order in which they are packed.
+    ``rows`` are in the order in which they are packed. ``copies`` and ``swaps`` are the plan's.
     """
 
     input_ids: torch.Tensor
@@ -39,6 +41,7 @@ class Batch:
     copies: list[tuple[int, int]]
     fresh: torch.Tensor
     rows: list[ScheduledRow]
+    swaps: Sequence[Swap] = ()
 
 
 class ModelRunner:
@@ -49,7 +52,7 @@ class ModelRunner:
     ) -> None:
         self.pool, self.use_varlen, self._lean = pool, use_varlen, lean
         self.model, self.device, self.dtype = loaded.name, str(loaded.device), str(loaded.dtype).split(".")[-1]
-        self._model = loaded.model
+        self._model, self.quantized = loaded.model, loaded.quantized
         self._input_device = loaded.model.get_input_embeddings().weight.device
         self._argument = seam.cache_argument(loaded.model)
         self._features: list[tuple[ScheduledRow, torch.Tensor]] | None = None
@@ -119,7 +122,7 @@ class ModelRunner:
             return [self._build(plan)]
         first, *others = plan.rows
         return [
-            self._build(StepPlan(plan.step, [first], plan.copies)),
+            self._build(StepPlan(plan.step, [first], plan.copies, plan.swaps)),
             *(self._build(StepPlan(plan.step, [row])) for row in others),
         ]
 
@@ -143,6 +146,7 @@ class ModelRunner:
             plan.copies,
             packed[2][packed[1] % self.pool.block_size == 0] // self.pool.block_size,
             order,
+            plan.swaps,
         )
 
     def _pack(self, row: ScheduledRow, out: np.ndarray) -> None:
@@ -181,13 +185,33 @@ class ModelRunner:
         lengths = torch.tensor([row.end for row, _ in rows], dtype=torch.long)
         return RowGroup(rows[0][1], tuple(row.num_tokens for row, _ in rows), torch.from_numpy(blocks), lengths)
 
+    def open_host(self, num_blocks: int) -> None:
+        """Allocate a second pool of so many blocks in host memory."""
+        self.pool.open_host(num_blocks)
+
+    def swap(self, swaps: Sequence[Swap]) -> None:
+        """Copy blocks between the pools, one swap after the other, and note in each its times and bytes."""
+        for swap in swaps:
+            swap.t_ns = perf_counter_ns()
+            swap.nbytes = self.pool.copy_out(swap.pairs) if swap.is_out else self.pool.copy_in(swap.pairs)
+            if self._input_device.type == "cuda":
+                torch.cuda.synchronize(self._input_device)
+            swap.end_ns = perf_counter_ns()
+
+    def _move_blocks(self, batch: Batch) -> None:
+        """Copies first: a block copied from may have found a new owner in this very step."""
+        if batch.swaps:
+            self.swap([swap for swap in batch.swaps if swap.is_out])
+        self.pool.copy_blocks(batch.copies)
+        if batch.swaps:
+            self.swap([swap for swap in batch.swaps if not swap.is_out])
+
     @torch.inference_mode()
     def forward(self, batches: list[Batch]) -> torch.Tensor:
-        """Copy blocks for copy-on-write, then run the model over all packed tokens."""
+        """Move blocks between and within the pools, then run the model over all packed tokens."""
         logits = []
         for batch in batches:
-            # copies first: a block copied from may have found a new owner in this very step
-            self.pool.copy_blocks(batch.copies)
+            self._move_blocks(batch)
             self.pool.clear(batch.fresh)
             logits.append(self._forward(batch))
             if self._features is not None:

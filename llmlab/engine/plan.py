@@ -29,6 +29,13 @@ class Reason(StrEnum):
     JUST_PREEMPTED = "a request was preempted in this step"
     OUT_OF_BLOCKS = "its blocks were needed by an earlier request"
     OUT_OF_OWN_BLOCKS = "no free block for its next token"
+    # with a host pool, after a semicolon: what becomes of a preempted request's blocks
+    SWAPPED = "swapped out to the host pool"
+    RECOMPUTE_CHEAPER = "computing them again is cheaper than two copies"
+    HOST_FULL = "the host pool has no room, so they will be computed again"
+    SWAP_NEVER = "swapping is switched off"
+    SWAPPED_IN = "resumed after preemption, swapped in from the host pool"
+    HOST_HIT = "a slot and enough blocks are free; a prefix is swapped in from the host pool"
 
 
 @dataclass(slots=True)
@@ -65,12 +72,35 @@ class ScheduledRow:
 
 
 @dataclass(slots=True)
+class Swap:
+    """Blocks to copy between the pool and the host pool: ``pairs`` of ids, the pool's first.
+
+    ``num_tokens`` is the number of positions they hold, ``request_id`` empty where they are nobody's. The runner fills
+    in when it copied them (0: not done) and how many bytes.
+    """
+
+    request_id: str
+    is_out: bool
+    pairs: list[tuple[int, int]]
+    num_tokens: int
+    reason: str
+    t_ns: int = 0
+    end_ns: int = 0
+    nbytes: int = 0
+
+
+@dataclass(slots=True)
 class StepPlan:
-    """The rows of one step and the block copies to make before them (copy-on-write: ``(source, target)``)."""
+    """The rows of one step and the block copies to make before them.
+
+    First the ``swaps`` out of the pool, then ``copies`` in their order (copy-on-write, parts of a prefix hit:
+    ``(source, target)``), then the swaps into the pool: each reads what the ones before it left.
+    """
 
     step: int
     rows: list[ScheduledRow] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    swaps: list[Swap] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

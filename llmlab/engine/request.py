@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Status(StrEnum):
-    """Where a request stands. ``WAITING`` and ``PREEMPTED`` hold no blocks; ``FINISHED`` is final."""
+    """Where a request stands. ``WAITING`` and ``PREEMPTED`` hold no blocks of the pool; ``FINISHED`` is final."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -46,6 +46,8 @@ class Request:
     ``children`` are the other samples of an ``n > 1`` group; they join once the prompt is computed. ``lost`` counts
     positions a preemption dropped that are not computed again yet. ``draft`` holds proposed tokens that are still to
     be verified: they stand for positions ``len(tokens) ..``, survive a preemption, and are never part of ``chain``.
+    ``host_table`` lists the blocks in the host pool that hold the first ``num_swapped`` positions of a preempted
+    request that was swapped out; it is empty in any other state.
     """
 
     id: str
@@ -67,6 +69,8 @@ class Request:
     num_preemptions: int = 0
     num_recomputed: int = 0
     lost: int = 0
+    host_table: list[int] = field(default_factory=list)
+    num_swapped: int = 0
     waiting_for: str = ""
     draft: tuple[int, ...] = ()
     num_accepted: int = 0

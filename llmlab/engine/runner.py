@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from llmlab.engine.plan import StepPlan
+from llmlab.engine.plan import StepPlan, Swap
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,12 @@ class Runner(Protocol):
 
     def build(self, plan: StepPlan) -> Any:
         """Turn the plan into the tensors of one forward pass."""
+
+    def open_host(self, num_blocks: int) -> None:
+        """Allocate a second pool of so many blocks in host memory."""
+
+    def swap(self, swaps: Sequence[Swap]) -> None:
+        """Copy blocks between the pools, one swap after the other, and note in each its times and bytes."""
 
     def forward(self, batch: Any) -> torch.Tensor:
         """Compute the step; logits of shape ``(sum of num_logits over rows, vocabulary)``, in row order."""

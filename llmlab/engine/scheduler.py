@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal
 
+from llmlab.engine.block import Hit
 from llmlab.engine.blocks import BlockPool
 from llmlab.engine.journal import Journal
 from llmlab.engine.plan import Reason, ScheduledRow, StepPlan
@@ -93,8 +94,13 @@ class Scheduler:
         """Choose the rows of one step and give them their blocks."""
         plan = StepPlan(step)
         budget = self.config.max_num_batched_tokens
+        host = self.pool.host
+        if host is not None:
+            host.begin_step()
         budget, preempted = self._schedule_running(plan, budget)
         self._admit(plan, budget, preempted)
+        if host is not None:
+            plan.swaps = host.take_swaps()
         return plan
 
     def _schedule_running(self, plan: StepPlan, budget: int) -> tuple[int, bool]:
@@ -109,7 +115,7 @@ class Scheduler:
             while not self._claim(plan, request, num_tokens):
                 preempted = True
                 victim = self.running.pop()
-                self._preempt(victim, by=request)
+                self._preempt(plan, victim, by=request)
                 if victim is request:
                     break
             else:
@@ -157,12 +163,12 @@ class Scheduler:
         static_batch = self.config.policy == "static" and bool(self.running)
         while self.waiting:
             request = self.waiting[0]
-            hits = self.pool.match(request)
-            reason = self._obstacle(request, hits, budget, preempted, static_batch)
+            hit = self.pool.look_up(request)
+            reason = self._obstacle(request, hit.blocks, budget, preempted, static_batch)
             if reason:
                 self._wait(request, reason)
                 return
-            self._start(request, hits)
+            self._start(plan, request, hit)
             num_tokens = self._share(request, budget)
             claimed = self.pool.extend(request, request.num_computed + num_tokens)
             assert claimed, "the admission check counted too few blocks"
@@ -186,10 +192,13 @@ class Scheduler:
             return Reason.NO_BLOCKS
         return None
 
-    def _start(self, request: Request, hits: list) -> None:
+    def _start(self, plan: StepPlan, request: Request, hit: Hit) -> None:
         self.waiting.pop(0)
-        self.pool.share(request, hits)
-        request.num_computed = len(hits) * self.pool.block_size
+        copy = self.pool.take_hit(request, hit)
+        if copy is not None:
+            plan.copies.append(copy)
+        if request.host_table:
+            self.pool.host.release(request)
         resumed = request.status is Status.PREEMPTED
         if resumed:
             request.lost = max(0, request.lost - request.num_computed)
@@ -197,7 +206,8 @@ class Scheduler:
             request.num_cached = request.num_computed
         request.status, request.waiting_for = Status.RUNNING, ""
         insort(self.running, request, key=attrgetter("order"))
-        self.journal.decision(request.id, "admitted", Reason.RESUMED if resumed else Reason.FITS)
+        reasons = (Reason.HOST_HIT, Reason.SWAPPED_IN) if hit.host else (Reason.FITS, Reason.RESUMED)
+        self.journal.decision(request.id, "admitted", reasons[resumed])
 
     def _run(self, plan: StepPlan, request: Request, num_tokens: int, num_cached: int = 0, num_draft: int = 0) -> None:
         start = request.num_computed
@@ -219,8 +229,10 @@ class Scheduler:
             return Reason.RECOMPUTE
         return Reason.PREFILL if is_prefill else Reason.DECODE
 
-    def _preempt(self, victim: Request, by: Request) -> None:
-        """Drop the victim's blocks; it keeps its tokens and its place in the order, and recomputes later."""
+    def _preempt(self, plan: StepPlan, victim: Request, by: Request) -> None:
+        """Drop the victim's blocks; it keeps its tokens and its place in the order, and recomputes later, or has them
+        copied back from the host pool."""
+        fate = self._swap_out(plan, victim)
         self.pool.release(victim)
         victim.lost += victim.num_computed
         victim.num_computed = 0
@@ -228,7 +240,22 @@ class Scheduler:
         victim.status = Status.PREEMPTED
         insort(self.waiting, victim, key=attrgetter("order"))
         reason = Reason.OUT_OF_OWN_BLOCKS if victim is by else Reason.OUT_OF_BLOCKS
-        self.journal.decision(victim.id, "preempted", reason, by=by.id)
+        self.journal.decision(victim.id, "preempted", reason if fate is None else f"{reason}; {fate}", by=by.id)
+
+    def _swap_out(self, plan: StepPlan, victim: Request) -> Reason | None:
+        host = self.pool.host
+        if host is None or not victim.num_computed:
+            return None
+        # a block it got in this very step is empty still: its content is where it will be copied from
+        sources = {target: source for source, target in plan.copies}
+        table = victim.block_table[: self.pool.blocks_for(victim.num_computed)]
+        return host.swap_out(victim, [sources.get(i, i) for i in table], self.pool.prefix_cache)
+
+    def drop_copies(self, plan: StepPlan) -> None:
+        """The step failed: what was to be copied may not be there, so it is not found, and not read back."""
+        self.pool.forget(target for _, target in plan.copies)
+        if self.pool.host is not None:
+            self.pool.host.fail(plan.swaps, self.waiting)
 
     def _wait(self, request: Request, reason: Reason) -> None:
         """A waiting reason is journalled when it changes; it holds until the next decision about the request."""
@@ -276,11 +303,16 @@ class Scheduler:
         if request in queue:
             queue.remove(request)
         self.pool.release(request, findable=stop_reason is not StopReason.ERROR)
+        if request.host_table:
+            self.pool.host.release(request)
         request.status, request.stop_reason = Status.FINISHED, stop_reason
         action = "aborted" if stop_reason is StopReason.ABORTED else "finished"
         self.journal.decision(request.id, action, stop_reason)
 
     def check_integrity(self) -> None:
-        """Assert the pool's integrity against the tables of running requests; waiting ones hold nothing."""
+        """Assert both pools' integrity: running requests hold blocks of the pool, waiting ones of the host pool."""
         assert not any(request.block_table for request in self.waiting)
+        assert not any(request.host_table for request in self.running)
         self.pool.check_integrity(self.running)
+        if self.pool.host is not None:
+            self.pool.host.check_integrity(self.waiting)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from llmlab.engine.host_copies import note_costs, record_swaps
 from llmlab.engine.plan import ScheduledRow, StepPlan
 from llmlab.engine.request import Request, StopReason
 from llmlab.engine.sampler import Sampled, prompt_logprobs, sample
 from llmlab.engine.sequence import Sequence
-from llmlab.errors import ConstraintError, LabError
+from llmlab.errors import ConstraintError, LabError, RankFailed
 from llmlab.trace.events import PromptLogprobs, Step, StepRow, TextEmitted, Token
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class StepExecutor:
         self._tell_scheduled(plan)
         try:
             self._serve(plan, [start_ns, perf_counter_ns()])
+        except RankFailed as error:  # a share of the model is gone, so every later step would fail too
+            self.engine.fail(error)
         except Exception as error:  # one failing step must not end the engine: its requests fail, others go on
             self._fail(plan, error)
         except BaseException as error:  # an interrupt is the caller's, but a half-made step must not be continued
@@ -50,10 +53,14 @@ class StepExecutor:
         batch = runner.build(plan)
         marks.append(perf_counter_ns())
         logits = runner.forward(batch)
+        if plan.swaps:
+            record_swaps(plan, self.recorder)
         self._record_captures(plan)
         if self.speculator is not None and self.speculator.proposer.needs_features:
             self.speculator.observe(runner.take_features())
         marks.append(perf_counter_ns())
+        if self.engine.pool.host is not None:
+            note_costs(self.engine.pool.host.policy, plan, marks[-1] - marks[-2])
         chosen = self._sample(plan, logits)
         marks.append(perf_counter_ns())
         stops = [self._detokenize(sequence, sampled) for sequence, sampled in chosen]
@@ -94,6 +101,7 @@ class StepExecutor:
         return len(scheduler.waiting), len(scheduler.running), pool.num_free, pool.num_cached, pool.num_used
 
     def _fail(self, plan: StepPlan, error: BaseException) -> None:
+        self.engine.scheduler.drop_copies(plan)
         runs = [self.engine.sequence(row.request).run for row in plan.rows if self.engine.is_live(row.request)]
         for run in dict.fromkeys(runs):
             failure = LabError(f"step {plan.step} failed for run {run.id}: {type(error).__name__}: {error}")

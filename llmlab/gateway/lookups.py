@@ -61,6 +61,7 @@ class Lookups:
     async def metrics(self, exchange: Exchange) -> None:
         """``GET /metrics``, in the Prometheus exposition format."""
         await authenticated(self.gateway, exchange)
+        await self.gateway.metrics.ask_backends()
         await exchange.writer.whole(200, {"content-type": CONTENT_TYPE}, self.gateway.metrics.text())
 
     async def health(self, exchange: Exchange) -> None:

@@ -1,13 +1,15 @@
 """Counters for ``/metrics``, under the names of vLLM's own, so that a dashboard made for it reads this server too.
 
 A name of vLLM's appears only where its meaning is met here; what a backend cannot tell is left out: an upstream has no
-gauges and no queue, prefill and decode times, and adds no token counts when it does not count. Left out of vLLM's list
-are also what this engine does not have (LoRA, sleep, external prefix caches, lifetimes of K/V
-blocks) and what it does not measure (``iteration_tokens_total``, ``request_time_per_output_token_seconds``).
+queue, prefill and decode times, gauges only if its own ``/metrics`` has them (they are then about all its clients'
+requests), and adds no token counts when it does not count. Left out of vLLM's list are also what this engine does not
+have (LoRA, sleep, external prefix caches, lifetimes of K/V blocks) and what it does not measure
+(``iteration_tokens_total``, ``request_time_per_output_token_seconds``).
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -75,6 +77,11 @@ class BackendGauges:
     def __init__(self, backends: Sequence[Backend]) -> None:
         self.backends = backends
 
+    async def ask(self) -> None:
+        """Let the backends that are elsewhere say anew how they are, all at once."""
+        asks = (getattr(backend, "ask_for_gauges", None) for backend in self.backends)
+        await asyncio.gather(*(ask() for ask in asks if ask is not None))
+
     def collect(self) -> Iterator[Metric]:
         """One family per name that some backend knows."""
         states = [(backend, getattr(backend, "gauges", dict)()) for backend in self.backends]
@@ -94,7 +101,8 @@ class Metrics:
 
     def __init__(self, backends: Sequence[Backend]) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(BackendGauges(backends))
+        self._gauges = BackendGauges(backends)
+        self.registry.register(self._gauges)
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens.")
         self.generation_tokens = self._counter("generation_tokens", "Output tokens.")
         self.success = self._counter("request_success", "Requests that ended.", "finished_reason")
@@ -121,6 +129,10 @@ class Metrics:
     def follow(self, model: str, index: int, conversation: Conversation) -> RequestMetrics:
         """Start counting one request at backend ``index``."""
         return RequestMetrics(self, (model, str(index)), conversation.sampling)
+
+    async def ask_backends(self) -> None:
+        """Ask backends that are elsewhere for their gauges, before :meth:`text`."""
+        await self._gauges.ask()
 
     def text(self) -> bytes:
         """The exposition format, :data:`CONTENT_TYPE`."""

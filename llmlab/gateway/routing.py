@@ -12,13 +12,11 @@ from typing import Any
 from llmlab.api.conversation import Conversation, Text
 from llmlab.api.errors import ApiError
 from llmlab.gateway.backend import Backend, Model
+from llmlab.gateway.balancing import is_overloaded, least_loaded, owner
 from llmlab.gateway.settings import Settings
 
 PREFIX_CHARS = 2048
 """Of system prompt, tools and first turn: what decides where requests that share a prefix go."""
-
-OVERLOAD = 1.25
-"""A backend is overloaded above this multiple of the mean load (bounded-load hashing), one request of slack added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +112,14 @@ class Router:
         return self._least_loaded(able), "least loaded"
 
     def _least_loaded(self, able: list[int]) -> int:
-        return min(able, key=lambda index: self.backends[index].load)
+        return able[least_loaded([self.backends[index].load for index in able])]
 
     def _affine(self, able: list[int], key: bytes) -> tuple[int, str]:
-        """The backend of highest hash (rendezvous hashing), unless it has much more to do than the others."""
-        index = max(able, key=lambda index: hashlib.sha256(key + self.backends[index].name.encode()).digest())
-        mean = sum(self.backends[each].load for each in able) / len(able)
-        if self.backends[index].load > OVERLOAD * mean + 1:
+        """The key's own backend, unless it has much more to do than the others."""
+        place = owner(key, [self.backends[index].name for index in able])
+        if is_overloaded(place, [self.backends[index].load for index in able]):
             return self._least_loaded(able), "the prefix's own backend is overloaded: least loaded"
-        return index, "where prompts that begin like this go"
+        return able[place], "where prompts that begin like this go"
 
 
 def prefix_key(conversation: Conversation, salt: str) -> bytes:

@@ -17,6 +17,7 @@ from llmlab.api.ids import call_id, tool_use_id
 from llmlab.errors import InvalidParameter
 from llmlab.gateway.backend import Backend, Call, Model
 from llmlab.gateway.upstream_errors import bad_gateway
+from llmlab.gateway.upstream_gauges import read_gauges
 from llmlab.gateway.upstream_generation import UpstreamGeneration
 from llmlab.gateway.upstream_health import Health
 from llmlab.gateway.upstream_http import UpstreamHttp
@@ -30,6 +31,8 @@ READ_TIMEOUT_S = 600.0
 MODELS_TTL_S = 30.0
 LIST_TIMEOUT_S = 5.0
 """A list of models that takes longer holds up everybody's requests."""
+GAUGES_TIMEOUT_S = 1.0
+MAX_METRICS_BYTES = 4 * 1024 * 1024
 MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 
 Tokens = Annotated[int, Field(ge=0, lt=2**53)]
@@ -103,6 +106,7 @@ class UpstreamBackend:
         self._listed: list[Model] = []
         self._listed_until = 0.0
         self._lock = asyncio.Lock()
+        self._gauges: dict[str, float] = {}
         self._open = 0
 
     @property
@@ -119,6 +123,20 @@ class UpstreamBackend:
                 self._listed = await self._list()
                 self._listed_until = time.monotonic() + MODELS_TTL_S
         return list(self._listed)
+
+    def gauges(self) -> dict[str, float]:
+        """What the upstream said about itself when it was last asked, about all its clients' requests."""
+        return dict(self._gauges)
+
+    async def ask_for_gauges(self) -> None:
+        """Ask the upstream how it is. One that does not tell within a second has no gauges, and is no worse for it."""
+        try:
+            async with asyncio.timeout(GAUGES_TIMEOUT_S):
+                text = await self._http.get_text(self._http.beside("metrics"), MAX_METRICS_BYTES)
+        except (ApiError, TimeoutError):
+            self._gauges = {}
+        else:
+            self._gauges = read_gauges(text)
 
     async def open(self, call: Call) -> UpstreamGeneration:
         """Send the request and wait for the head of the answer. Raises ``ApiError`` for a refusal."""

@@ -120,9 +120,16 @@ class Choice(BaseModel):
 
 
 class PromptDetails(BaseModel):
-    """Of the prompt tokens."""
+    """Of the prompt tokens. What was newly kept has two names: vLLM's, and the public API's."""
 
     cached_tokens: Count | None = None
+    created_cache_tokens: Count | None = None
+    cache_write_tokens: Count | None = None
+
+    @property
+    def written(self) -> int:
+        """Prompt tokens that later requests can be served from the cache, because this one computed them."""
+        return self.created_cache_tokens or self.cache_write_tokens or 0
 
 
 class CompletionDetails(BaseModel):
@@ -141,13 +148,18 @@ class ChunkUsage(BaseModel):
 
     @property
     def usage(self) -> Usage:
-        """As our ledger; a cached count above the whole is cut to it."""
-        cached = self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
-        read = min(cached or 0, self.prompt_tokens)
+        """As our ledger; cached and kept counts above the whole are cut to it.
+
+        Upstreams name no time to live: what they keep is counted under the shorter one of the two there are.
+        """
+        details = self.prompt_tokens_details or PromptDetails()
+        read = min(details.cached_tokens or 0, self.prompt_tokens)
+        written = min(details.written, self.prompt_tokens - read)
         thinking = self.completion_tokens_details.reasoning_tokens if self.completion_tokens_details else None
         return Usage(
-            uncached=self.prompt_tokens - read,
+            uncached=self.prompt_tokens - read - written,
             cache_read=read,
+            cache_write_5m=written,
             output=self.completion_tokens,
             thinking=min(thinking or 0, self.completion_tokens),
         )

@@ -80,6 +80,16 @@ class UpstreamHttp:
         finally:
             await response.aclose()
 
+    async def get_text(self, url: httpx2.URL, limit: int) -> str:
+        """The text of a whole response of at most ``limit`` bytes. Raises ``ApiError``."""
+        response = await self.send("GET", url)
+        try:
+            return (await self._read(response, limit)).decode("utf-8", "replace")
+        except httpx2.HTTPError as error:
+            raise from_exception(self.name, error) from error
+        finally:
+            await response.aclose()
+
     async def aclose(self) -> None:
         """Close the connections, unless the client was given from outside."""
         if self._owned and self._http is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from pydantic import ValidationError
@@ -76,7 +76,7 @@ class ChunkReader:
     def _start(self) -> Started:
         """Most servers tell the prompt's size only at the end; until then it is 0."""
         usage = self._usage or Usage(0)
-        prompt = Usage(uncached=usage.uncached, cache_read=usage.cache_read)
+        prompt = replace(usage, output=0, thinking=0)
         return Started(prompt, None if self._prompt_token_ids is None else tuple(self._prompt_token_ids))
 
     def _sample(self, choice: Choice) -> _Sample:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -56,7 +57,7 @@ def request_body(conversation: Conversation, model: str, salt: str = "", limit_n
         raise ApiError("invalid_request_error", "max_tokens: 0 is not possible here: this model is on another server")
     body: dict[str, Any] = {"model": model, "messages": messages(conversation)}
     body |= {"stream": True, "stream_options": {"include_usage": True}}
-    body |= _sampling(conversation.sampling, limit_name) | _tools(conversation.tools, conversation.tool_choice)
+    body |= _sampling(conversation.sampling, limit_name) | _tools(_promised(conversation), conversation.tool_choice)
     body |= _format(conversation.format)
     if conversation.continue_last:
         body |= {"continue_final_message": True, "add_generation_prompt": False}
@@ -163,6 +164,39 @@ def _tools(found: tuple[Tool, ...], choice: ToolChoice) -> dict[str, Any]:
     wanted = {"any": "required", "tool": named}.get(choice.mode, choice.mode)
     body = {"tools": tools(found), "tool_choice": wanted}
     return body if choice.parallel else body | {"parallel_tool_calls": False}
+
+
+def _promised(conversation: Conversation) -> tuple[Tool, ...]:
+    """Tools with everything that their calls are promised to be.
+
+    In Messages the input of a forced call is an object of the tool's schema. Other servers hold a function's arguments
+    to its schema only if it is strict, which it may be if its schema is closed; in the other protocol that is for the
+    client to say.
+    """
+    if conversation.protocol != "anthropic" or conversation.tool_choice.mode not in ("any", "tool"):
+        return conversation.tools
+    return tuple(replace(tool, strict=True) if is_closed(tool.input_schema) else tool for tool in conversation.tools)
+
+
+def is_closed(schema: Any) -> bool:
+    """Whether every object of a JSON schema takes its listed properties only, and needs them all."""
+    if isinstance(schema, list):
+        return all(map(is_closed, schema))
+    if not isinstance(schema, Mapping):
+        return True
+    properties = _mapping(schema.get("properties"))
+    if schema.get("type") == "object" or properties:
+        required = schema.get("required")
+        if schema.get("additionalProperties") is not False or not isinstance(required, list):
+            return False
+        if any(name not in required for name in properties):
+            return False
+    parts = [schema[name] for name in ("items", "anyOf", "oneOf", "allOf") if name in schema]
+    return all(map(is_closed, [*properties.values(), *_mapping(schema.get("$defs")).values(), *parts]))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _format(wanted: OutputFormat | None) -> dict[str, Any]:

@@ -6,8 +6,12 @@ time where most of it is spent.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
+
+from llmlab.models.quantized_linear import RoundedLinear
 
 PADDED_ROWS = 4
 """The kernel takes longer for one or two rows of bfloat16 than for four (CPU with AVX-512, measured: a quarter)."""
@@ -78,6 +82,8 @@ class ProjectionPart(nn.Module):
 
 
 def _concatenate(linears: list[nn.Linear]) -> nn.Linear:
+    if type(linears[0]) is RoundedLinear:
+        return RoundedLinear.joined(linears)
     weight = torch.cat([linear.weight.detach() for linear in linears])
     fused = nn.Linear(weight.shape[1], weight.shape[0], bias=linears[0].bias is not None, device="meta")
     fused.weight = nn.Parameter(weight, requires_grad=False)
@@ -93,7 +99,7 @@ def fuse_projections(model: nn.Module) -> int:
     for module in list(model.modules()):
         for names in GROUPS:
             linears = [getattr(module, name, None) for name in names]
-            if all(type(linear) is nn.Linear for linear in linears) and _alike(linears):
+            if {type(linear) for linear in linears} in ({nn.Linear}, {RoundedLinear}) and _alike(linears):
                 shared = SharedProjections(linears)
                 for index, name in enumerate(names):
                     setattr(module, name, ProjectionPart(shared, index))
@@ -125,13 +131,23 @@ def packing_works(dtype: torch.dtype) -> bool:
 
 def pack_linears(model: nn.Module) -> int:
     """Replace every CPU linear layer by a packed one, in place; returns how many were packed (0: not available)."""
-    packed = 0
+    return replace_linears(
+        model, nn.Linear, lambda layer: PackedLinear(layer) if layer.weight.device.type == "cpu" else None
+    )
+
+
+def replace_linears(model: nn.Module, kind: type[nn.Linear], made: Callable[[nn.Linear], nn.Module | None]) -> int:
+    """Put ``made(layer)``, where it is not ``None``, in the place of every layer of exactly this ``kind``.
+
+    Returns how many were replaced.
+    """
+    replaced = 0
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and child.weight.device.type == "cpu":
-                setattr(module, name, PackedLinear(child))
-                packed += 1
+            if type(child) is kind and (new := made(child)) is not None:
+                setattr(module, name, new)
+                replaced += 1
         shared = getattr(module, "shared", None)
         if isinstance(shared, SharedProjections):
             shared.linear = getattr(module, "fused", shared.linear)
-    return packed
+    return replaced

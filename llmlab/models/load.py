@@ -40,7 +40,8 @@ class LoadedModel:
     """A model in eval mode without gradients, and what an engine needs to know about it.
 
     ``max_model_len`` is the context in tokens. ``eos_token_ids`` are all ids that end a generation.
-    ``device`` is that of the first weights if the model is spread over several.
+    ``device`` is that of the first weights if the model is spread over several. ``quantized`` names the format that
+    linear layers were rounded to.
     """
 
     model: PreTrainedModel
@@ -51,6 +52,7 @@ class LoadedModel:
     max_model_len: int
     device: torch.device
     dtype: torch.dtype
+    quantized: str = "off"
 
 
 def resolve(model: str | Path, *, allow_hub: bool = False, progress: Progress | None = None) -> ResolvedModel:

@@ -12,6 +12,8 @@ from llmlab.trace.blocks import PoolReplay
 from llmlab.trace.capture_check import capture_violations
 from llmlab.trace.events import DraftRound, Gap, RequestFinished, RequestSubmitted, Step, StepRow, TextEmitted, Token
 from llmlab.trace.index import Index
+from llmlab.trace.split_check import split_violations
+from llmlab.trace.swap_check import swap_violations
 from llmlab.trace.wire_check import wire_violations
 
 TOLERANCE = 1e-4  # a float32 log-softmax may exceed 0 by rounding
@@ -22,8 +24,10 @@ def check(index: Index) -> list[str]:
     found = [*_steps(index), *_limits(index), *_rows_and_decisions(index)]
     if index.info and not index.gaps and not index.only:
         found += _pool(index)
+    found += split_violations(index)
     found += wire_violations(index)
     found += capture_violations(index)
+    found += swap_violations(index)
     for history in _histories(index):
         found += [f"request {history.submitted.request_id}: {text}" for text in history.violations()]
     return found
@@ -135,10 +139,16 @@ class _History:
     preempted: list[int] = field(default_factory=list)
     rounds: list[DraftRound] = field(default_factory=list)
     num_recomputed: int = 0
+    num_received: int = 0  # leading positions whose K/V another process computed and handed over
 
     @property
     def num_prompt(self) -> int:
         return len(self.submitted.prompt_token_ids)
+
+    @property
+    def _ready(self) -> int:
+        """Positions that had arrived when its first row was made; a preemption before that drops them."""
+        return 0 if any(step < number for step in self.preempted for number, _ in self.rows[:1]) else self.num_received
 
     def violations(self) -> Iterator[str]:
         yield from self._positions()
@@ -157,7 +167,7 @@ class _History:
         reached, last = self.num_prompt if is_sample else 0, -1
         for number, row in self.rows:
             admitted = any(last < p < number for p in self.preempted) or (last < 0 and not is_sample)
-            expected = row.num_cached if admitted else reached
+            expected = max(row.num_cached, self._ready if last < 0 else 0) if admitted else reached
             if row.start != expected or (row.num_cached and not admitted) or row.num_tokens < 1:
                 yield (
                     f"step {number} computes {row.num_tokens} positions from {row.start} with "
@@ -234,8 +244,8 @@ class _History:
     def _num_served(self) -> int:
         """Positions it never computed: a prefix hit of a resumption may reach further than it had come itself."""
         served = reached = self.num_prompt if self.submitted.parent_id else 0
-        for _, row in self.rows:
-            served += max(row.num_cached - reached, 0)
+        for i, (_, row) in enumerate(self.rows):
+            served += max(max(row.num_cached, 0 if i else self._ready) - reached, 0)
             reached = max(reached, _reached(row))
         return served
 
@@ -271,6 +281,9 @@ def _histories(index: Index) -> list[_History]:
     for step in index.steps:
         for row in step.rows:
             of[row.request_id].rows.append((step.step, row))
+    for transfer in index.transfers:
+        if transfer.action == "send":
+            of[transfer.request_id].num_received = transfer.num_tokens
     for token in index.tokens:
         of[token.request_id].tokens.append(token)
     for round_ in index.drafts:

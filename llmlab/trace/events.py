@@ -21,7 +21,8 @@ class EngineInfo:
     ``num_heads`` is the number of query heads of a layer, 0 when it is not known. ``quantized`` names the format of the
     weights (``int8``, ``int4``), ``off`` when they are not. ``split`` says how the model is divided over processes
     (``tensor 3``), ``off`` when it is not. ``simulated``: nothing was computed, and this is where step times come from;
-    empty for a real engine.
+    empty for a real engine. ``num_host_blocks`` is the size of the host pool, 0 without one; ``swap`` says how it is
+    chosen between copying to it and computing again.
     """
 
     t_ns: int
@@ -47,6 +48,8 @@ class EngineInfo:
     quantized: str = "off"
     split: str = "off"
     simulated: str = ""
+    num_host_blocks: int = 0
+    swap: str = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +82,11 @@ class Span:
 class StepRow:
     """One request's part in one step: it computed positions ``start .. start + num_tokens - 1``.
 
-    ``num_cached`` is the number of leading positions that were *not* computed because the prefix cache held them
-    (set on the first step after admission, else 0). ``is_prefill`` is true while prompt tokens, or tokens lost to
-    a preemption, are being computed; ``sampled`` says whether this row's last position gave a token. The last
-    ``num_draft`` positions held draft tokens; the last ``num_rejected`` of those are computed again, with others.
+    ``num_cached`` is the number of leading positions that were *not* computed because the prefix cache held them, or
+    because they were swapped in from the host pool (set on the first step after admission, else 0). ``is_prefill`` is
+    true while prompt tokens, or tokens lost to a preemption, are being computed; ``sampled`` says whether this row's
+    last position gave a token. The last ``num_draft`` positions held draft tokens; the last ``num_rejected`` of those
+    are computed again, with others.
     """
 
     request_id: str
@@ -126,7 +130,8 @@ class Decision:
     """Why the scheduler treated a request as it did in one step.
 
     ``action`` is one of ``admitted``, ``ran``, ``waited``, ``preempted``, ``finished``, ``aborted``; ``reason`` is
-    a constant of :class:`llmlab.engine.plan.Reason`. ``by`` is the request that caused a preemption.
+    a constant of :class:`llmlab.engine.plan.Reason`, for ``preempted`` with a host pool two of them, joined by ``; ``.
+    ``by`` is the request that caused a preemption.
     A ``waited`` decision is recorded when it is first taken and again only when its reason changes: it holds until
     the next decision about the same request.
     """
@@ -145,10 +150,11 @@ class BlockEvent:
     """A change of one K/V block.
 
     ``action``: ``allocate`` (from the free list), ``hit`` (shared through the prefix cache), ``share`` (forked for
-    ``n > 1``), ``copy`` (copy-on-write; ``block_id`` is the new block, ``source_id`` the old one), ``cache`` (full
-    and hashed), ``evict`` (its hash forgotten so that it can be reused), ``free`` (one reference dropped).
+    ``n > 1``), ``copy`` (copy-on-write, or the part of a cached block that a radix tree found; ``block_id`` is the new
+    block, ``source_id`` the old one), ``cache`` (full and findable), ``evict`` (forgotten so that it can be reused),
+    ``free`` (one reference dropped).
     ``index`` is the block's place in the request's block table (-1 when it has none), ``ref_count`` the count after.
-    ``hash`` is a short hexadecimal prefix, empty while the block is not hashed.
+    ``hash`` is a short hexadecimal prefix (with a radix tree: a number), empty while the block cannot be found.
     """
 
     t_ns: int

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from llmlab.trace.index import Index
+from llmlab.trace.perfetto_swaps import transfer_events
 from llmlab.trace.perfetto_wire import wire_events
 from llmlab.trace.store import replacing
 
@@ -30,7 +31,9 @@ def to_perfetto(index: Index, spans: pd.DataFrame) -> dict[str, Any]:
     tracks = {request_id: i for i, request_id in enumerate(index.request_ids, start=1)}
     engine_spans = spans[spans.wire_id.isna() | spans.request_id.notna()]
     events = [*_names(tracks), *_spans(engine_spans, tracks), *_counters(index), *_instants(index, tracks)]
-    events += wire_events(index, {request_id: (REQUESTS, tid) for request_id, tid in tracks.items()})
+    places = {request_id: (REQUESTS, tid) for request_id, tid in tracks.items()}
+    events += transfer_events(index, places, (ENGINE, STEP_TRACK))
+    events += wire_events(index, places)
     info = index.info
     about = {"model": info.model, "device": info.device, "dtype": info.dtype} if info else {}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}

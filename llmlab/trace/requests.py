@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from llmlab.trace.columns import objects, table
+from llmlab.trace.handoffs import elsewhere
 from llmlab.trace.index import Index
 
 
@@ -110,6 +111,9 @@ def moments(index: Index) -> list[Moments]:
         life = lives[index.request_ids[code]]
         # a request may arrive while the step that admits it has already begun
         life.scheduled = max(int(index.marks[step, 0]), life.submitted or 0)
+    for request_id, parts in elsewhere(index).items():
+        if request_id in lives:
+            lives[request_id].scheduled = parts[0][1]
     return [lives[i] for i in index.request_ids]
 
 

@@ -2,7 +2,8 @@
 
 A request's root holds its client-side stages, then alternately ``queue`` and the steps that ran while it was
 in the batch: ``prefill`` or ``decode`` (with the step's phases as leaves) where it took part, ``wait`` where
-it did not, and ``between steps`` in the gaps. Everything is clipped to the request's own beginning and end. The root
+it did not, and ``between steps`` in the gaps. Where another process computes prompts, its work and the transfer of the
+K/V are cut out of the queue. Everything is clipped to the request's own beginning and end. The root
 of a request that came over the wire hangs in the tree of its exchange: :mod:`llmlab.trace.exchange_spans`.
 """
 
@@ -17,6 +18,7 @@ import pandas as pd
 from llmlab.trace.columns import integers, objects, table
 from llmlab.trace.events import Span
 from llmlab.trace.exchange_spans import add_exchanges
+from llmlab.trace.handoffs import PREFILL_PROCESS, divide, elsewhere
 from llmlab.trace.index import Index
 from llmlab.trace.requests import participation
 from llmlab.trace.schedule import spread
@@ -60,7 +62,7 @@ def spans(index: Index) -> pd.DataFrame:
     lives = _lives(index)
     places = free_standing(len(lives))
     add_exchanges(built, index, [(life.start, life.end) for life in lives], places)
-    roots = _add_roots(built, lives, places)
+    roots = _add_roots(built, lives, places, _waits(index, lives))
     _add_residences(built, index, lives, roots)
     _add_loose(built, index, {id(stage) for life in lives for stage in life.stages})
     _add_engine_steps(built, index)
@@ -103,11 +105,13 @@ def _lives(index: Index) -> list[_Life]:
     for decision in index.decisions:
         if decision.action == "preempted":
             preempted.setdefault(decision.request_id, []).append(decision.t_ns)
-    stages = _stages(index)
+    stages, there = _stages(index), elsewhere(index)
     lives = []
     for code, request_id in enumerate(index.request_ids):
         steps = step[bounds[code] : bounds[code + 1]]
-        starts = index.marks[steps, 0].tolist()
+        # K/V may arrive while the step that takes it in has already begun
+        arrived = max((end for _, _, end in there.get(request_id, ())), default=0)
+        starts = np.maximum(index.marks[steps, 0], arrived).tolist()
         life = _life(index, code, starts, stages.get(request_id, []))
         life.split(steps, starts, sorted(preempted.get(request_id, [])))
         lives.append(life)
@@ -139,14 +143,25 @@ def _stages(index: Index) -> dict[str, list[Span]]:
     return found
 
 
-def _add_roots(built: SpanTable, lives: list[_Life], places: Places) -> Places:
+def _waits(index: Index, lives: list[_Life]) -> list[tuple[int, str, int, int]]:
+    """``(request, name, begin, end)`` of the time outside the batch: in the queue, or in the prefill process."""
+    there = elsewhere(index)
+    return [
+        (life.request, *piece)
+        for life in lives
+        for queue in life.queues
+        for piece in divide(*queue, there.get(index.request_ids[life.request], []), rest="queue")
+    ]
+
+
+def _add_roots(built: SpanTable, lives: list[_Life], places: Places, waits: list[tuple[int, str, int, int]]) -> Places:
     """Roots, stages and queues; returns the places of what goes below the roots."""
     code = np.array([life.request for life in lives], dtype=np.int64)
     start = np.array([life.start for life in lives], dtype=np.int64)
     end = np.array([life.end for life in lives], dtype=np.int64)
     ids = built.add(code, NO_STEP, built.name("request"), start, end, **places.below(code, 0))
     roots = Places(ids, places.depth, places.exchange)
-    parts = [(life.request, built.name("queue"), *queue) for life in lives for queue in life.queues]
+    parts = [(request, built.name(name), *times) for request, name, *times in waits]
     for life in lives:
         cursor = life.start
         for stage in life.stages:
@@ -229,7 +244,7 @@ def _roles(index: Index, request: np.ndarray, step: np.ndarray) -> tuple[np.ndar
 def _add_loose(built: SpanTable, index: Index, placed: set[int]) -> None:
     """Stages that are in no request's tree: the engine's own, later ones, overlapping ones."""
     for span in index.spans:
-        if id(span) not in placed:
+        if id(span) not in placed and span.name != PREFILL_PROCESS:
             code = index.code.get(span.request_id, NO_REQUEST)
             built.add(code, NO_STEP, built.name(span.name), span.t_ns, span.end_ns)
 

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 class RankWork:
     """A process of a group was busy, or waited, from ``t_ns`` to ``end_ns``.
 
-    ``rank`` counts from 0; ``role`` is what the group is for (``tensor``, ``pipeline``, ``expert``). ``name``:
-    ``forward`` (its share of the model's pass) or ``wait`` (for another process). ``micro_batch`` is the part of the
-    step's batch it worked on, ``first_layer .. last_layer`` the layers; -1 where there is none. ``num_tokens`` is the
-    number of packed tokens.
+    ``rank`` counts from 0; ``role`` is what the group is for (``tensor``, ``pipeline``, ``expert``). With role
+    ``prefill`` it is the process that computes prompts for another one (rank 0, which decodes), and ``step`` is of its
+    own engine. ``name``: ``forward`` (its share of the model's pass), ``wait`` (for another process) or ``experts``
+    (within ``forward``: its experts of one layer). ``micro_batch`` is the part of the step's batch it worked on,
+    ``first_layer .. last_layer`` the layers; -1 where there is none. ``num_tokens`` is the number of packed tokens; for
+    ``experts`` of the rows they were sent, one for each token and expert.
     """
 
     t_ns: int
@@ -57,10 +59,11 @@ class BlockTransfer:
     """K/V blocks of a request were copied to another place, from ``t_ns`` to ``end_ns``.
 
     ``action``: ``swap_out`` and ``swap_in`` (between the pool and a second one), ``send`` and ``receive`` (between
-    processes). ``source`` and ``target`` name the places (``device``, ``host``, ``prefill``, ``decode``), ``medium``
-    what carries the bytes (``memory``, ``shared memory``, ``socket``). ``blocks`` are ids in this process's pool,
-    ``num_tokens`` the positions they hold, ``nbytes`` what was copied. ``reason`` says why it was copied and not
-    computed again.
+    processes); ``request_id`` is empty for evicted cached blocks. ``source`` and ``target`` name the places
+    (``device``, ``host``, ``prefill``, ``decode``), ``medium`` what carries the bytes (``memory``, ``shared memory``,
+    ``socket``). ``blocks`` are ids in this process's pool (of a ``send``: in the sender's, and so is ``step``),
+    ``num_tokens`` the positions they hold, ``nbytes`` what was copied.
+    ``reason`` says why it was copied and not computed again; ``host_blocks`` are the ids in the second pool, for swaps.
     """
 
     t_ns: int
@@ -75,3 +78,4 @@ class BlockTransfer:
     num_tokens: int
     nbytes: int
     reason: str
+    host_blocks: tuple[int, ...] = ()

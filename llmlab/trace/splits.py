@@ -23,7 +23,7 @@ def collectives(index: Index) -> pd.DataFrame:
 
 def transfers(index: Index) -> pd.DataFrame:
     """One row per copy of K/V blocks between pools or processes."""
-    names = ("request_id", "action", "source", "target", "medium", "blocks", "reason")
+    names = ("request_id", "action", "source", "target", "medium", "blocks", "reason", "host_blocks")
     return _timed(index, "transfers", index.transfers, names)
 
 

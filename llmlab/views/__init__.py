@@ -1,7 +1,8 @@
 """Pictures of what a trace recorded: functions that take a :class:`~llmlab.trace.trace.Trace` and return a
 :class:`~llmlab.views.view.View`. Each is imported when it is first asked for.
 
-``ALL`` holds those that take one trace; ``compare`` takes two, ``online_softmax`` a walk, ``server_metrics`` readings.
+``ALL`` holds those that take one trace; ``compare`` takes two, ``online_softmax`` a walk, ``server_metrics`` readings,
+``rounding`` weights, ``row_costs`` measured times.
 """
 
 from __future__ import annotations
@@ -21,10 +22,15 @@ if TYPE_CHECKING:
     from llmlab.views.distribution import distribution
     from llmlab.views.draft_rounds import draft_rounds
     from llmlab.views.exchanges import exchanges
+    from llmlab.views.expert_load import expert_load
+    from llmlab.views.handoff import handoff
     from llmlab.views.hidden import hidden
     from llmlab.views.kv_growth import kv_growth
     from llmlab.views.lens import lens
     from llmlab.views.online_softmax import online_softmax
+    from llmlab.views.rank_lanes import rank_lanes
+    from llmlab.views.rounding import rounding
+    from llmlab.views.row_costs import row_costs
     from llmlab.views.server_metrics import server_metrics
     from llmlab.views.step_timeline import step_timeline
     from llmlab.views.token_strip import token_strip
@@ -45,10 +51,15 @@ __all__ = [
     "distribution",
     "draft_rounds",
     "exchanges",
+    "expert_load",
+    "handoff",
     "hidden",
     "kv_growth",
     "lens",
     "online_softmax",
+    "rank_lanes",
+    "rounding",
+    "row_costs",
     "server_metrics",
     "step_timeline",
     "token_strip",
@@ -72,11 +83,14 @@ OF_A_TRACE = (
     "attention_heads",
     "hidden",
     "lens",
+    "expert_load",
     "distribution",
     "draft_rounds",
+    "rank_lanes",
+    "handoff",
     "usage_ledger",
 )
-_VIEWS = frozenset((*OF_A_TRACE, "online_softmax", "compare", "server_metrics"))
+_VIEWS = frozenset((*OF_A_TRACE, "online_softmax", "compare", "server_metrics", "rounding", "row_costs"))
 
 
 def __getattr__(name: str) -> Any:
@@ -94,11 +108,19 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Importing a view's module binds the module in the package under the view's name: here the view stays."""
+    """Importing a view's module binds the module in the package under the view's name: here the view stays.
+
+    It is also the one place that every view passes, so here each learns to say when a trace is simulated.
+    """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_module = name in _VIEWS and isinstance(value, ModuleType)
-        super().__setattr__(name, getattr(value, name) if is_module else value)
+        if name in _VIEWS and isinstance(value, ModuleType):
+            from llmlab.views.simulated import marked
+
+            view = marked(getattr(value, name))
+            setattr(value, name, view)
+            value = view
+        super().__setattr__(name, value)
 
 
 sys.modules[__name__].__class__ = _Package

@@ -41,7 +41,8 @@ def batch_lanes(
     marks, height = draw_lanes(trace, lanes, Names(trace.index), width)
     frame = _frame(trace, lanes)
     alt = _alt(lanes, frame)
-    text = "\n".join([alt, *(f"{visible(i)}: {story(line, lanes.ends.get(i))}" for i, line in lanes.cells.items())])
+    stories = [f"{visible(i)}: {story(line, lanes.ends.get(i))}" for i, line in lanes.cells.items()]
+    text = "\n".join([alt, *stories, *_swapped(lanes)])
     title = f"{TITLE}: steps {first} to {last}"
     return View("batch_lanes", title, alt, text, Scene(width, height, tuple(marks)), frame, _notes(trace, lanes, note))
 
@@ -92,6 +93,16 @@ def _alt(lanes: Lanes, frame: pd.DataFrame) -> str:
         f"{count(int(frame['num_tokens'].sum()), 'token')} computed in {count(rows, 'row')}, "
         f"{waited:,} times a request waited for a step, {count(preempted, 'preemption')}."
     )
+
+
+def _swapped(lanes: Lanes) -> list[str]:
+    """Whose K/V waited in the host pool, and when; no line where nobody's did."""
+    parts = [
+        f"{visible(request_id)} in steps {first} to {last}"
+        for request_id, spans in lanes.swapped.items()
+        for first, last in spans
+    ]
+    return [f"K/V in the host pool: {', '.join(parts)}"] if parts else []
 
 
 def _frame(trace: Trace, lanes: Lanes) -> pd.DataFrame:

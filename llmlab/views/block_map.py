@@ -12,6 +12,8 @@ from llmlab.trace.trace import Trace
 from llmlab.views.block_cells import MAX_DRAWN, draw_pool
 from llmlab.views.block_tables import MAX_TABLES, draw_tables
 from llmlab.views.glyphs import visible
+from llmlab.views.host_cells import draw_host
+from llmlab.views.host_pool import HostPool, host_after
 from llmlab.views.missing import missing_view
 from llmlab.views.names import Names
 from llmlab.views.phrases import count
@@ -36,6 +38,7 @@ class PoolPicture:
     pool: Pool
     names: Names
     focus: str | None
+    host: HostPool | None = None
 
     def state(self, block_id: int) -> str:
         """One of ``STATES``."""
@@ -80,7 +83,8 @@ def block_map(
     Blocks are free (thin outline), cached (dashed: unused, their content can be hit), in use (filled, named after the
     request) or shared (double outline, with the number of tables that hold them). A corner mark says that the content
     is hashed, a bar below that the block was evicted after step ``since`` (default: the step before). With
-    ``request_id`` the blocks of others are faint and only its table is shown.
+    ``request_id`` the blocks of others are faint and only its table is shown. Beneath is the host pool, if there is
+    one: blocks of requests that are swapped out, and others that were copied there.
 
     Raises ``InvalidParameter`` for a step outside the trace, ``UnknownRequest`` for a request that is not in it.
     """
@@ -113,12 +117,17 @@ def _picture(trace: Trace, step: int, since: int | None, focus: str | None) -> P
     ids = all_blocks(index, pool.blocks)
     untouched = "unknown" if index.gaps or index.only else "free"
     states = {i: pool.blocks.blocks.get(i) for i in ids}
-    return PoolPicture(step, since, states, untouched, frozenset(evictions), pool, Names(index), focus)
+    return PoolPicture(
+        step, since, states, untouched, frozenset(evictions), pool, Names(index), focus, host_after(index, step)
+    )
 
 
 def _view(trace: Trace, picture: PoolPicture, width: float) -> View:
     marks, height = draw_pool(picture, width)
     tables, total = draw_tables(picture, height + 22, width)
+    if picture.host is not None:
+        host, total = draw_host(picture.host, picture.names, total + 12, width)
+        tables += host
     counts = picture.counts()
     said = ", ".join(f"{n} {state}" for state, n in counts.items() if n)
     alt = f"Pool of {len(picture.states)} K/V blocks after step {picture.step}: {said}."
@@ -150,7 +159,7 @@ def _facts(picture: PoolPicture) -> list[str]:
     if not picture.tables():
         who = "no request holds" if picture.focus is None else f"{visible(picture.focus)} does not hold"
         lines.append(f"{who} any block")
-    return lines
+    return lines if picture.host is None else [*lines, *picture.host.facts()]
 
 
 def _listed(items: list) -> str:

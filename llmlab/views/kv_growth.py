@@ -127,6 +127,9 @@ def _notes(trace: Trace, growth: Growth, request_id: str | None, info: EngineInf
         notes.append(
             f"In {missing} of {len(growth.steps)} steps the block events do not account for the blocks in use."
         )
+    if info.num_host_blocks:
+        total = info.num_host_blocks * info.block_size * cost.pool
+        notes.append(f"The host pool, {info.num_host_blocks} blocks of {total:,} bytes in all, is not counted here.")
     if len(growth.steps) > MAX_COLUMNS:
         notes.append(
             f"Each of the {MAX_COLUMNS} columns is the step with most blocks of its neighbours; the table has all."

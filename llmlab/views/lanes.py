@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from llmlab.trace.trace import Trace
 from llmlab.views.glyphs import visible
+from llmlab.views.host_pool import swapped_steps
 
 # the letter of a reason to wait; one that is not here gets the first letter that is free
 LETTERS = MappingProxyType(
@@ -23,6 +24,8 @@ LETTERS = MappingProxyType(
         "a request was preempted in this step": "J",
         "its blocks were needed by an earlier request": "O",
         "no free block for its next token": "N",
+        "its blocks were needed by an earlier request; swapped out to the host pool": "H",
+        "no free block for its next token; swapped out to the host pool": "W",
     }
 )
 RAN = ("prefill", "recompute", "decode", "verify")
@@ -43,12 +46,16 @@ class Cell:
 
 @dataclass(slots=True)
 class Lanes:
-    """Steps ``first .. last`` and, for each request in order of arrival, its cells in order of steps."""
+    """Steps ``first .. last`` and, for each request in order of arrival, its cells in order of steps.
+
+    ``swapped`` has the steps, first and last, in which a request's K/V waited in the host pool.
+    """
 
     first: int
     last: int
     cells: dict[str, list[Cell]] = field(default_factory=dict)
     ends: dict[str, tuple[int, str]] = field(default_factory=dict)
+    swapped: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
     def letters(self) -> dict[str, str]:
         """The letter of every reason to wait that occurs."""
@@ -63,7 +70,7 @@ class Lanes:
 
 def read_lanes(trace: Trace, first: int, last: int) -> Lanes:
     """The cells of steps ``first .. last``."""
-    lanes, table = Lanes(first, last), trace.schedule
+    lanes, table, spans = Lanes(first, last), trace.schedule, swapped_steps(trace.index)
     again = _recomputed(trace)
     steps = table["step"].to_numpy()
     chosen = np.flatnonzero((steps >= first) & (steps <= last))
@@ -78,7 +85,14 @@ def read_lanes(trace: Trace, first: int, last: int) -> Lanes:
     is_end = last == trace.index.step_numbers[-1]  # one aborted since then has a later step
     known = {i: ends[i] for i in lanes.cells if i in ends}
     lanes.ends = {i: (end.step, end.stop_reason) for i, end in known.items() if end.step <= last or is_end}
+    lanes.swapped = {i: parts for i in lanes.cells if (parts := _within(spans.get(i, ()), first, last))}
     return lanes
+
+
+def _within(spans: Iterable[tuple[int, int | None]], first: int, last: int) -> list[tuple[int, int]]:
+    """The parts of some spans, which end before their second step, that lie in steps ``first .. last``."""
+    cut = ((max(begin, first), last if end is None else min(end - 1, last)) for begin, end in spans)
+    return [(begin, end) for begin, end in cut if begin <= end]
 
 
 def _recomputed(trace: Trace) -> set[tuple[int, str]]:

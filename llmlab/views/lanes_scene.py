@@ -91,6 +91,10 @@ def _lane(lanes: Lanes, request_id: str, hue: str, letters: dict[str, str], colu
             marks += _preempted(group[0], columns, y)
         elif group[0].did == "admitted":
             marks.append(_box(group, columns, y, HEIGHT, stroke=hue, dash=True))
+    for first, last in lanes.swapped.get(request_id, ()):
+        x, key = columns.x(first), {"request": request_id, "step": first}
+        tip = f"{visible(request_id)}, steps {first} to {last}: its K/V waits in the host pool"
+        marks.append(Rect(x, y + HEIGHT + 1, columns.x(last + 1) - columns.gap - x, 3, fill="ink", tip=tip, key=key))
     if request_id in lanes.ends and lanes.first <= lanes.ends[request_id][0]:
         step, reason = lanes.ends[request_id]
         tip = f"{request_id} ended in step {step}: {reason}"
@@ -200,6 +204,7 @@ def _legend(lanes: Lanes, letters: dict[str, str], top: float, width: float) -> 
         "admitted": "joined without computing",
     }
     items = [(name, "", label) for name, label in said.items() if name in found]
+    items += [("swapped", "", "its K/V waits in the host pool")] if lanes.swapped else []
     items += [("end", "", "ended")] if lanes.ends else []
     items += [("waited", letter, f"waited: {visible(reason)}") for reason, letter in letters.items()]
     items += [("bar", "", "prefill tokens, at the bottom"), ("bar2", "", "decode tokens, on top")]
@@ -230,6 +235,8 @@ def _swatch(name: str, letter: str, x: float, y: float) -> list[Mark]:
             return [Rect(x, y, w, h, fill="c0", stroke="ink", width=1.5)]
         case "admitted":
             return [Rect(x, y, w, h, stroke="c0", dash=True)]
+        case "swapped":
+            return [Rect(x, y + 5, w, 3, fill="ink")]
         case "end":
             return [Rect(x + w - 3, y - 1, 3, h + 2, fill="ink")]
         case "bar" | "bar2":

@@ -43,13 +43,15 @@ class Pool:
             self._lose(event, event.request_id)
 
     def _gain(self, event: BlockEvent, request_id: str) -> None:
-        self.tables.setdefault(request_id, {})[event.index] = event.block_id
+        before = self.tables.setdefault(request_id, {}).get(event.index)
+        self.tables[request_id][event.index] = event.block_id
         if event.action == "hit":
             self.hits.add((request_id, event.index))
         elif event.action == "share":
             self.reached[request_id] = self.index.num_shared(request_id)
         elif event.action == "copy":
-            self._unshare(event.source_id)
+            if before is not None:  # else the first tokens of a cached block were copied, which it never held
+                self._unshare(event.source_id)
             self.hits.discard((request_id, event.index))
         if event.ref_count > 1:
             reached = self.reached[request_id] if event.action == "share" else (event.index + 1) * self.block_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -85,6 +86,13 @@ def _notes(window: Window, lanes: Sequence[Lane]) -> Iterator[str]:
         yield (
             f"{len(window.steps)} of the trace's {len(index.steps):,} steps ({numbers[0]} to {numbers[-1]}) are shown; "
             f"first_step= and last_step= choose others, at most {MAX_STEPS}."
+        )
+    first, last = window.steps[0].step, window.steps[-1].step
+    swaps = Counter(transfer.action for transfer in index.transfers if first <= transfer.step <= last)
+    if swaps["swap_out"] or swaps["swap_in"]:
+        yield (
+            f"K/V was copied to the host pool {swaps['swap_out']} times and back {swaps['swap_in']} times, within the "
+            "forward phase: trace.transfers has each copy."
         )
     if len(lanes) > MAX_LANES:
         yield f"The last {MAX_LANES} of {len(lanes):,} requests have a lane; the table has all."

@@ -9,6 +9,7 @@ import numpy as np
 
 from llmlab.trace.events import Stage
 from llmlab.trace.exchange import CLIENT, GATEWAY, Exchange
+from llmlab.trace.handoffs import PREFILL_PROCESS, TRANSFER, divide, elsewhere
 from llmlab.trace.index import Index
 from llmlab.trace.requests import participation
 from llmlab.trace.spans import PHASES
@@ -158,9 +159,15 @@ def _engine(index: Index, request_id: str, life: Life) -> list[Row]:
             spans.setdefault(span.name, []).append((span.t_ns, span.end_ns))
     emitted = [t.t_ns for t in index.texts if t.request_id == request_id]
     first = next(((t.t_ns, t.t_ns) for t in index.tokens if t.request_id == request_id), None)
+    waits: dict[str, list[tuple[int, int]]] = {"queue": [], PREFILL_PROCESS: [], TRANSFER: []}
+    for queue in life.queues:
+        for name, start, end in divide(*queue, elsewhere(index).get(request_id, []), rest="queue"):
+            waits[name].append((start, end))
+    spans.pop(PREFILL_PROCESS, None)
     return [
         *(Row(ENGINE, visible(name, limit=60), times) for name, times in list(spans.items())[:MAX_STAGES]),
-        Row(ENGINE, "queue", life.queues, "queue"),
+        Row(ENGINE, "queue", [(start, end) for start, end in waits["queue"] if start < end] or life.queues, "queue"),
+        *(Row(ENGINE, name, waits[name]) for name in (PREFILL_PROCESS, TRANSFER) if waits[name]),
         _steps(index, life, "prefill", life.is_prefill),
         Row(ENGINE, "first token", [first] if first else [], "moment"),
         _steps(index, life, "decode", ~life.is_prefill),

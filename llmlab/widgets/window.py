@@ -24,6 +24,7 @@ from llmlab.trace.events import (
     WireEvent,
     WireLink,
 )
+from llmlab.trace.split_events import BlockTransfer, Collective, RankWork
 from llmlab.widgets.pool_life import PoolLife
 
 MAX_EVENTS = 12_000  # more are thinned out
@@ -31,7 +32,18 @@ MAX_STEPS = 300  # whole steps that stay then
 MAX_EARLIER = 4_000  # events from before those steps, about requests and exchanges that go on
 
 _ONE_PER_REQUEST = (RequestSubmitted, RequestFinished)
-_OF_ITS_SUBJECT = (Token, TextEmitted, Span, DraftRound, Captured, ProbeNote, WireEvent, Stage, WireLink)
+_OF_ITS_SUBJECT = (
+    Token,
+    TextEmitted,
+    Span,
+    DraftRound,
+    Captured,
+    ProbeNote,
+    BlockTransfer,
+    WireEvent,
+    Stage,
+    WireLink,
+)
 _LATEST = (Decision, DraftPolicy)  # these hold until the next about the same request
 
 
@@ -109,6 +121,6 @@ def _subjects(event: Event) -> tuple[str, ...]:
             return event.wire_id, event.other_id
         case WireEvent() | Stage():
             return (event.wire_id,)
-        case EngineInfo() | Gap():
+        case EngineInfo() | Gap() | RankWork() | Collective():
             return ()
     return () if event.request_id is None else (event.request_id,)

@@ -24,13 +24,15 @@ def mock_engine(
     budget: int = 64,
     slots: int = 8,
     policy: str = "continuous",
-    prefix_cache: bool = True,
+    prefix_cache: bool | str = True,
     record: bool = True,
     eos_every: int = 0,
     eos_token_ids: tuple[int, ...] = (EOS,),
     max_model_len: int = 4096,
     runner: MockModel | None = None,
     capacity: int = 200_000,
+    host_blocks: int = 0,
+    swap: str = "always",
 ) -> Engine:
     """A hand-stepped engine without a thread."""
     return Engine(
@@ -40,6 +42,8 @@ def mock_engine(
         config=SchedulerConfig(budget, slots, policy),
         prefix_cache=prefix_cache,
         recorder=Recorder(capacity, enabled=record),
+        host_blocks=host_blocks,
+        swap=swap,
     )
 
 

@@ -118,7 +118,7 @@ def test_the_caller_may_change_its_prompt_afterwards():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"prefix_cache": "on"}, "prefix_cache='on' must be 'hash' or 'off'"),
+        ({"prefix_cache": "on"}, "prefix_cache='on' must be 'hash', 'radix' or 'off'"),
         ({"policy": "fair"}, "policy='fair' must be 'continuous' or 'static'"),
         ({"max_num_seqs": 0}, "max_num_seqs=0 must be an integer of at least 1"),
         ({"max_num_batched_tokens": 1.5}, "max_num_batched_tokens=1.5 must be an integer of at least 1"),

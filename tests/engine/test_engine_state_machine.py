@@ -24,7 +24,8 @@ def _mixtures(count: int, *columns: tuple) -> list[tuple]:
 
 
 LONGEST = 8 + 10 - 1
-# block_size, blocks beyond what the longest request needs, token budget, slots, policy, prefix cache, recorded
+# block_size, blocks beyond what the longest request needs, token budget, slots, policy, prefix cache, recorded, blocks
+# of the host pool
 ENGINES = _mixtures(
     300,
     (2, 2, 3, 4),
@@ -32,8 +33,9 @@ ENGINES = _mixtures(
     (2, 5, 8, 32, 32),
     (2, 3, 4, 4, 1),
     ("continuous", "continuous", "static"),
-    (True, True, False),
+    ("hash", "radix", "hash", "radix", "off"),
     (True, *[False] * 9),
+    (0, 0, 2, 5, 12),
 )
 # salt, family of prompts, prompt length, max_tokens, n, priority, kind of request
 REQUESTS = _mixtures(
@@ -54,7 +56,7 @@ class Serving(RuleBasedStateMachine):
 
     @initialize(shape=st.sampled_from(ENGINES))
     def open(self, shape):
-        block_size, spare, budget, slots, policy, prefix_cache, record = shape
+        block_size, spare, budget, slots, policy, prefix_cache, record, host_blocks = shape
         # looking up package versions takes most of an engine's construction
         with patch("llmlab.engine.info.versions", return_value={}):
             self.engine = mock_engine(
@@ -66,6 +68,7 @@ class Serving(RuleBasedStateMachine):
                 prefix_cache=prefix_cache,
                 record=record,
                 eos_every=EOS_EVERY,
+                host_blocks=host_blocks,
             )
         self.open_runs: list[Run] = []
         self.ended: list[Run] = []

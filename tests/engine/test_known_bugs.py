@@ -34,7 +34,7 @@ def assert_right(runs, num_tokens: int) -> None:
 @pytest.mark.parametrize("weak", [lambda *_: b"same", lambda _, tokens, __: bytes(t & 1 for t in tokens)])
 def test_colliding_hashes_never_share_a_wrong_block(weak):
     engine = mock_engine(num_blocks=24)
-    engine.pool._hash = weak
+    engine.pool.index.hash_fn = weak
     prompts = [prompt(13, start) for start in (1, 2, 3)] * 2
     runs = [engine.submit(tokens, greedy(6)) for tokens in prompts]
     engine.run_until_idle()

@@ -306,7 +306,7 @@ def test_an_encoder_is_not_served_as_a_decoder():
 def test_a_refused_optimization_falls_back_to_fresh_untouched_weights(llama, monkeypatch):
     broken = family("llama")
 
-    def spoil(model):
+    def spoil(model, quantization):
         model.lm_head.weight.mul_(1.5)
 
     monkeypatch.setattr("llmlab.engine.build.speed_up", spoil)

@@ -1,17 +1,20 @@
-"""Ten thousand requests through one small pool."""
+"""Ten thousand requests through two small pools: one with hashes, one with a tree and a host pool behind it."""
 
 from __future__ import annotations
 
 from random import Random
 
+import pytest
 from mock_serving import assert_all_returned, continuation, greedy, mock_engine, prompt
 
-NUM_REQUESTS = 10_000
+NUM_REQUESTS = 5_000
 QUEUE = 48
 
 
-def test_ten_thousand_requests_with_random_aborts_leave_an_empty_pool():
-    engine = mock_engine(num_blocks=36, block_size=4, budget=96, slots=24, record=False)
+@pytest.mark.parametrize(("prefix_cache", "host_blocks"), [("hash", 0), ("radix", 20)])
+def test_thousands_of_requests_with_random_aborts_leave_an_empty_pool(prefix_cache, host_blocks):
+    tiers = {"prefix_cache": prefix_cache, "host_blocks": host_blocks}
+    engine = mock_engine(num_blocks=36, block_size=4, budget=96, slots=24, record=False, **tiers)
     dice, open_runs, tally = Random(0), [], {"length": 0, "aborted": 0, "hits": 0, "preemptions": 0}
 
     def submit() -> None:
@@ -43,4 +46,4 @@ def test_ten_thousand_requests_with_random_aborts_leave_an_empty_pool():
     assert open_runs == []
     assert tally["length"] + tally["aborted"] == NUM_REQUESTS
     # the soak is only one if it met aborts, prefix hits and preemptions
-    assert min(tally["aborted"], tally["hits"], tally["preemptions"]) > 200, tally
+    assert min(tally["aborted"], tally["hits"], tally["preemptions"]) > 100, tally

@@ -93,12 +93,14 @@ def paged_engine(
     block_size: int = 4,
     budget: int = 64,
     slots: int = 8,
-    prefix_cache: bool = True,
+    prefix_cache: bool | str = True,
+    host_blocks: int = 0,
 ) -> Engine:
     """A hand-stepped engine on a copy of ``model``."""
     runner = build_runner(as_loaded(model), block_size=block_size, num_blocks=num_blocks, optimize=optimize)
     config = SchedulerConfig(budget, slots)
-    return Engine(runner, ByteTokenizer(), config=config, prefix_cache=prefix_cache)
+    tiers = {"host_blocks": host_blocks, "swap": "always"}
+    return Engine(runner, ByteTokenizer(), config=config, prefix_cache=prefix_cache, **tiers)
 
 
 def generated(model, prompt: list[int], num_tokens: int) -> list[int]:

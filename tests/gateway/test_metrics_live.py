@@ -6,7 +6,7 @@ from collections import Counter
 
 import httpx2
 import pytest
-from fleet import MESSAGES, ask, chat, claude, fleet, two_labs, wait_for
+from fleet import MESSAGES, ask, chat, claude, fleet, front_of, two_labs, wait_for
 from prometheus_client.parser import text_string_to_metric_families
 
 import llmlab
@@ -34,13 +34,16 @@ VLLM = {
     "request_params_max_tokens": "histogram",
 }
 """Names and types as vLLM exports them."""
-ONLY_AN_ENGINE_TELLS = {
+GAUGES = {
     "num_requests_running",
     "num_requests_waiting",
     "kv_cache_usage_perc",
     "num_preemptions",
     "prefix_cache_queries",
     "prefix_cache_hits",
+}
+"""What an upstream tells at its own ``/metrics``, and we pass on."""
+ONLY_AN_ENGINE_TELLS = {
     "request_queue_time_seconds",
     "request_prefill_time_seconds",
     "request_decode_time_seconds",
@@ -115,9 +118,18 @@ def test_every_name_type_and_label_is_one_of_vllms(labs):
 def test_what_an_upstream_cannot_tell_has_no_value(labs):
     with fleet(labs[:1]) as found:
         ask(claude(found.front.url))
-        scraped = families(found.front.url)
+        scraped, own = families(found.front.url), families(found.servers[0].url)
     told = {name.removeprefix("vllm:") for name, family in scraped.items() if family.samples}
     assert told == set(VLLM) - ONLY_AN_ENGINE_TELLS
+    for name in GAUGES:
+        ours, theirs = ({s.value for s in each[f"vllm:{name}"].samples} for each in (scraped, own))
+        assert ours == theirs
+
+
+def test_an_upstream_that_tells_nothing_about_itself_has_no_gauges():
+    with front_of("http://127.0.0.1:9") as front:
+        told = {name.removeprefix("vllm:") for name, family in families(front.url).items() if family.samples}
+    assert told == set()
 
 
 def test_requests_end_for_vllms_reasons(labs):

@@ -13,9 +13,10 @@ from nbformat import NotebookNode
 from llmlab.labs.sources import LABS, SOURCES, built_path, sources
 
 SANITIZE = Path(__file__).with_name("sanitize.cfg")
+TRAIN_SECONDS = "4"  # what is two minutes for a reader
 LAB_SOURCES = sources()
 LAB_NAMES = [path.stem for path in LAB_SOURCES]
-__all__ = ["LABS", "LAB_NAMES", "LAB_SOURCES", "SANITIZE", "SOURCES", "nbval", "stored"]
+__all__ = ["LABS", "LAB_NAMES", "LAB_SOURCES", "SANITIZE", "SOURCES", "TRAIN_SECONDS", "nbval", "stored"]
 
 
 def stored(source: Path) -> NotebookNode:
@@ -40,4 +41,5 @@ def nbval(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
             str(path),
         ),
     ]
-    return subprocess.run(command, capture_output=True, encoding="utf-8", check=False, timeout=900)
+    environment = {**os.environ, "LLMLAB_TRAIN_SECONDS": TRAIN_SECONDS}
+    return subprocess.run(command, capture_output=True, encoding="utf-8", check=False, timeout=900, env=environment)

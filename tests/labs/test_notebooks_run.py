@@ -6,7 +6,7 @@ import runpy
 
 import nbformat
 import pytest
-from lab_folder import LAB_NAMES, LAB_SOURCES, nbval
+from lab_folder import LAB_NAMES, LAB_SOURCES, TRAIN_SECONDS, nbval
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 import llmlab
@@ -31,6 +31,7 @@ def test_a_source_runs_as_a_script(source, monkeypatch, capsys):
         return opened[-1]
 
     monkeypatch.setattr(llmlab, "open", open_mock, raising=False)
+    monkeypatch.setenv("LLMLAB_TRAIN_SECONDS", TRAIN_SECONDS)
     try:
         runpy.run_path(str(source))
     finally:

@@ -25,6 +25,21 @@ def test_tiny_pool_changes_no_token(open_lab, short_cases, block_size, num_block
     assert lab.trace.check() == []
 
 
+@pytest.mark.parametrize("prefix_cache", ["off", "radix"])
+def test_blocks_swapped_out_and_in_again_change_no_token(open_lab, short_cases, prefix_cache):
+    lab = open_lab(num_blocks=7, prefix_cache=prefix_cache, host_blocks=32, swap="always")
+    runs = [lab.submit(case.ids, max_tokens=len(case.answer)) for case in short_cases]
+    lab.engine.run_until_idle()
+    assert [run.token_ids for run in runs] == [case.answer for case in short_cases]
+    assert sum(run.usage["preemptions"] for run in runs) > 1
+    assert sum(run.usage["recomputed_tokens"] for run in runs) == 0
+    transfers = lab.trace.transfers
+    assert set(transfers["action"]) == {"swap_out", "swap_in"}
+    block_bytes = 16 * lab.trace.info.kv_bytes_per_token
+    assert (transfers["nbytes"] == transfers["blocks"].map(len) * block_bytes).all()
+    assert lab.trace.check() == []
+
+
 def test_preempted_during_chunked_prefill_with_prompt_logprobs(plain, open_lab, cases):
     old, young = cases["en-ferry"], cases["en-kitchen"]
     lab = open_lab(block_size=4, num_blocks=17, max_num_batched_tokens=6)

@@ -9,7 +9,9 @@ pytestmark = pytest.mark.model
 PREFIX = 512
 
 
-@pytest.mark.parametrize(("block_size", "prefix_cache"), [(1, "hash"), (4, "hash"), (16, "hash"), (4, "off")])
+@pytest.mark.parametrize(
+    ("block_size", "prefix_cache"), [(1, "hash"), (4, "hash"), (16, "hash"), (16, "radix"), (4, "off")]
+)
 def test_asking_again_gives_the_same_answer(open_lab, short_cases, greedy, block_size, prefix_cache):
     lab = open_lab(block_size=block_size, num_blocks=512 // block_size, prefix_cache=prefix_cache)
     first, second = greedy(lab, short_cases[:4]), greedy(lab, short_cases[:4])
@@ -17,7 +19,8 @@ def test_asking_again_gives_the_same_answer(open_lab, short_cases, greedy, block
     assert [run.token_ids for run in first] == answers
     assert [run.token_ids for run in second] == answers
     assert [run.usage["cached_tokens"] for run in second] == [
-        _reusable(case, block_size) if prefix_cache == "hash" else 0 for case in short_cases[:4]
+        {"hash": _reusable(case, block_size), "radix": len(case.ids) - 1, "off": 0}[prefix_cache]
+        for case in short_cases[:4]
     ]
 
 
@@ -61,7 +64,7 @@ def test_evicted_prefix_is_computed_again(open_lab, cases, greedy):
 
 def test_colliding_hashes_do_not_mix_prompts(monkeypatch, open_lab, short_cases, greedy):
     lab = open_lab(block_size=4, num_blocks=128)
-    monkeypatch.setattr(lab.engine.pool, "_hash", lambda parent, tokens, salt: b"the same for all")
+    monkeypatch.setattr(lab.engine.pool.index, "hash_fn", lambda parent, tokens, salt: b"the same for all")
     for _ in range(2):
         runs = greedy(lab, short_cases[:4])
         assert [run.token_ids for run in runs] == [case.answer for case in short_cases[:4]]

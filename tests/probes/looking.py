@@ -96,12 +96,20 @@ def preempted(engine: Engine, capture: Capture) -> Run:
     return run.wait()
 
 
+def swapped(engine: Engine, capture: Capture) -> Run:
+    """Its blocks wait in the host pool for a while, and nothing is computed twice."""
+    run = preempted(engine, capture)
+    assert run.usage["recomputed_tokens"] == 0
+    return run
+
+
 SITUATIONS = {
     "whole": (whole, {}),
     "chunked": (whole, {"budget": 5}),
     "batched": (beside_others, {"budget": 11}),
     "prefix hit": (after_a_prefix, {}),
     "preempted": (preempted, {"num_blocks": 9}),
+    "swapped": (swapped, {"num_blocks": 9, "host_blocks": 20}),
     "untouched modules": (beside_others, {"budget": 11, "optimize": False}),
 }
 

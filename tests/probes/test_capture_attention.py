@@ -44,7 +44,7 @@ def test_scores_become_the_weights_and_hidden_keys_are_minus_infinity(name):
         assert np.abs(scores.values[np.isfinite(scores.values)]).max() <= 3.0
 
 
-@pytest.mark.parametrize("situation", ["chunked", "prefix hit", "preempted"])
+@pytest.mark.parametrize("situation", ["chunked", "prefix hit", "preempted", "swapped"])
 @pytest.mark.parametrize("name", ["llama", "mqa", "gpt2"])
 def test_keys_and_values_are_kept_once_per_kv_head_also_where_the_cache_served_them(name, situation):
     model = model_of(name)

@@ -160,17 +160,22 @@ def test_batch_mates_are_bit_identical(name):
     assert changed[1] != clean[1]
 
 
-def test_a_preempted_changed_request_goes_on_unchanged_in_its_change():
+@pytest.mark.parametrize(("prefix_cache", "host_blocks"), [("hash", 0), ("hash", 20), ("radix", 20)])
+def test_a_preempted_changed_request_goes_on_unchanged_in_its_change(prefix_cache, host_blocks):
     model, params = model_of("llama"), SamplingParams(max_tokens=14, logprobs=0)
     change = Ablate(layer=slice(None), head=1)
     undisturbed = paged_engine(model).submit(prompt(9), params, intervene=change).wait()
-    engine = paged_engine(model, num_blocks=9)
+    engine = paged_engine(model, num_blocks=9, host_blocks=host_blocks, prefix_cache=prefix_cache)
     for start in (1, 2):
         engine.submit(prompt(9, start), params)
     run = engine.submit(prompt(9), params, intervene=change)
     engine.run_until_idle()
     assert run.usage["preemptions"] > 0
+    assert (run.usage["recomputed_tokens"] == 0) == bool(host_blocks)
     assert run.token_ids == undisturbed.token_ids
+    plainly = engine.submit(prompt(9), params).wait()  # nothing of it is found there by others
+    assert plainly.usage["cached_tokens"] == 0
+    assert plainly.token_ids == paged_engine(model).submit(prompt(9), params).wait().token_ids
 
 
 def test_all_samples_of_a_group_are_changed():

@@ -76,12 +76,13 @@ def speculating_engine(
     slots: int = 8,
     eos_every: int = 0,
     policy: str = "continuous",
-    prefix_cache: bool = True,
+    prefix_cache: bool | str = True,
     max_model_len: int = 4096,
     record: bool = True,
     runner=None,
     tokenizer=None,
     eos_token_ids: tuple[int, ...] = (EOS,),
+    host_blocks: int = 0,
 ) -> Engine:
     """A hand-stepped engine without a thread; the proposer defaults to a guesser that is right in 7 of 10 cases."""
     return Engine(
@@ -92,4 +93,6 @@ def speculating_engine(
         prefix_cache=prefix_cache,
         recorder=Recorder(200_000, enabled=record),
         speculation=Speculation(proposer or Guesser(eos_every=eos_every), k=k, adaptive=adaptive, rule=rule),
+        host_blocks=host_blocks,
+        swap="always",
     )

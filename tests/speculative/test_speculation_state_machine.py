@@ -35,7 +35,7 @@ class Speculating(Serving):
 
     @initialize(shape=st.sampled_from(ENGINES), speculation=st.sampled_from(SPECULATIONS))
     def open(self, shape, speculation):
-        block_size, spare, budget, slots, policy, prefix_cache, record = shape
+        block_size, spare, budget, slots, policy, prefix_cache, record, host_blocks = shape
         self.right, self.k, self.draws, self.adaptive = speculation
         with patch("llmlab.engine.info.versions", return_value={}):
             self.engine = speculating_engine(
@@ -50,6 +50,7 @@ class Speculating(Serving):
                 prefix_cache=prefix_cache,
                 record=record,
                 eos_every=EOS_EVERY,
+                host_blocks=host_blocks,
             )
         self.open_runs: list[Run] = []
         self.ended: list[Run] = []

@@ -50,5 +50,18 @@ def capture_trace() -> Trace:
 
 
 @pytest.fixture(scope="session")
+def experts_trace() -> Trace:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield recordings.record_experts()
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def ranks_trace() -> Trace:
+    return recordings.record_ranks()
+
+
+@pytest.fixture(scope="session")
 def long_trace() -> Trace:
     return recordings.record_long()

@@ -20,6 +20,7 @@ from llmlab.probes.capture import Capture
 from llmlab.trace import Trace
 from llmlab.trace.events import EngineInfo, Stage, TextEmitted, WireEvent, WireLink
 from llmlab.trace.recorder import Recorder
+from llmlab.trace.split_events import Collective, RankWork
 
 MS = 1_000_000
 SHARED = "You answer questions about the block tables of a server, shortly and exactly. "
@@ -160,6 +161,37 @@ def record_captures(start: int = 0) -> Trace:
     engine.submit(prompt[:14], params).wait()
     engine.submit(prompt, params, capture=capture).wait()
     return engine.trace
+
+
+def record_experts(start: int = 0) -> Trace:
+    """A tiny random mixture of experts, with what its routers chose."""
+    from tiny_models import FAMILIES, VOCABULARY, paged_engine, random_model
+
+    kind, config = FAMILIES["mixtral"]
+    prompt = [(start + 7 * i) % (VOCABULARY - 1) + 1 for i in range(23)]
+    engine = paged_engine(random_model(kind, **config), budget=12)
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    engine.submit(prompt[:14], params).wait()
+    engine.submit(prompt, params, capture=Capture(router=True)).wait()
+    return engine.trace
+
+
+def record_ranks(extra: int = 0) -> Trace:
+    """A stage of a pipeline and the next one, over four steps, as such processes record them; ``extra`` tokens more."""
+    work, messages = [], []
+    for step in range(4):
+        for part in range(3):
+            tokens, begin = 1 + part + extra, (40 * step + 8 * part) * MS
+            for rank in range(2):
+                start = begin + 9 * rank * MS
+                layers = (15 * rank, 15 * rank + 14)
+                work.append(RankWork(start, start + 7 * MS, step, rank, "pipeline", "forward", part, *layers, tokens))
+            sent = (step, 0, "pipeline", "send", 14, "stage", tokens * 2304, 2)
+            messages.append(Collective(begin + 7 * MS, begin + 8 * MS, *sent))
+            received = (step, 1, "pipeline", "receive", 14, "stage", tokens * 2304, 2)
+            messages.append(Collective(begin + 7 * MS, begin + 9 * MS, *received))
+            work.append(RankWork(begin + 7 * MS, begin + 9 * MS, step, 1, "pipeline", "wait", part, 15, 29, tokens))
+    return Trace([*info_only().events, *work, *messages])
 
 
 def record_long() -> Trace:

@@ -18,17 +18,25 @@ from llmlab.views.palette import TEXT_ROLES
 from llmlab.views.scene import MAX_MARKS, Rect, Scene, Text
 from llmlab.views.view import View
 
-TRACES = ("lab_trace", "draft_trace", "wire_trace", "capture_trace", "hostile_trace")
+TRACES = ("lab_trace", "draft_trace", "wire_trace", "capture_trace", "experts_trace", "hostile_trace")
 # where there is something to see for a view, if not in the requests of a lab
 HOMES = {
     "exchanges": "wire",
     "wire_view": "wire",
     "anatomy": "wire",
     "draft_rounds": "drafts",
+    "expert_load": "experts",
+    "rank_lanes": "ranks",
     **dict.fromkeys(("attention", "attention_heads", "hidden", "lens", "distribution"), "captures"),
 }
 SHAPES = ("attention_heads",)  # whose text names what was looked at, and not what was seen
-OTHERS = {"wire": "Another beginning, for other questions. ", "drafts": "Tell me more about it. ", "captures": 5}
+OTHERS = {
+    "wire": "Another beginning, for other questions. ",
+    "drafts": "Tell me more about it. ",
+    "captures": 5,
+    "experts": 5,
+    "ranks": 5,
+}
 
 
 @pytest.fixture(params=views.OF_A_TRACE)
@@ -42,16 +50,17 @@ def trace(request) -> Trace:
 
 
 @pytest.fixture(scope="session")
-def homes(lab_trace, draft_trace, wire_trace, capture_trace) -> dict[str, Trace]:
+def homes(lab_trace, draft_trace, wire_trace, capture_trace, experts_trace, ranks_trace) -> dict[str, Trace]:
     """Traces by kind, each with something to see for the views that are at home there."""
-    return {"lab": lab_trace, "drafts": draft_trace, "wire": wire_trace, "captures": capture_trace}
+    kinds = {"lab": lab_trace, "drafts": draft_trace, "wire": wire_trace}
+    return kinds | {"captures": capture_trace, "experts": experts_trace, "ranks": ranks_trace}
 
 
 @pytest.fixture(scope="session")
 def again() -> dict[str, Trace]:
     """The same recorded once more."""
-    kinds = {"lab": "lab", "drafts": "drafts", "wire": "wire", "captures": "captures"}
-    return {kind: getattr(recordings, f"record_{recorded}")() for kind, recorded in kinds.items()}
+    kinds = ("lab", "drafts", "wire", "captures", "experts", "ranks")
+    return {kind: getattr(recordings, f"record_{kind}")() for kind in kinds}
 
 
 @pytest.fixture(scope="session")
@@ -141,7 +150,7 @@ def test_a_trace_without_events_is_told_and_how_to_record_some(name, empty):
 
 
 def test_what_is_not_in_the_trace_is_refused_by_name(name, lab_trace):
-    if name in ("step_timeline", "batch_lanes"):
+    if name in ("step_timeline", "batch_lanes", "rank_lanes"):
         with pytest.raises(LabError, match="0 to 8"):
             getattr(views, name)(lab_trace, first_step=10_000)
     elif name == "block_map":

@@ -89,7 +89,8 @@ def test_every_reason_that_occurs_is_spelled_out(lab_trace):
 
 def test_every_reason_to_wait_of_the_scheduler_has_a_letter_of_its_own():
     wait = {r for r in Reason if r.name.startswith(("NO_", "OUT_")) or r.name in WAITS}
-    assert set(LETTERS) == {str(reason) for reason in wait}
+    swapped = {f"{reason}; {Reason.SWAPPED}" for reason in (Reason.OUT_OF_BLOCKS, Reason.OUT_OF_OWN_BLOCKS)}
+    assert set(LETTERS) == {str(reason) for reason in wait} | swapped
     assert len(set(LETTERS.values())) == len(LETTERS)
 
 

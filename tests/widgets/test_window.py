@@ -9,6 +9,7 @@ import pytest
 import llmlab
 from llmlab.trace import Trace
 from llmlab.trace.events import BlockEvent, EngineInfo, Gap, RequestSubmitted, Step
+from llmlab.trace.split_events import BlockTransfer, Collective, RankWork
 from llmlab.widgets import window as window_module
 from llmlab.widgets.pool_life import PoolLife
 from llmlab.widgets.window import Window
@@ -105,3 +106,24 @@ def test_after_a_gap_the_pools_past_is_not_made_up(long_trace, monkeypatch):
         window.extend(events[start : start + 100])
     last = long_trace.index.steps[-1].step
     assert replayed(window.events(), last) == replayed(events, last)
+
+
+def test_work_of_other_processes_and_moved_blocks_pass_through_a_full_window(long_trace, monkeypatch):
+    monkeypatch.setattr(window_module, "MAX_EVENTS", 600)
+    events = []
+    for event in long_trace.events:
+        events.append(event)
+        if isinstance(event, Step):
+            at, end, step, request = event.t_ns, event.end_ns, event.step, event.rows[0].request_id
+            events += [
+                RankWork(at, end, step, 1, "tensor", "forward"),
+                Collective(at, end, step, 1, "tensor", "all_reduce", 0, "mlp", 8, 2),
+                BlockTransfer(at, end, step, request, "send", "prefill", "decode", "socket", (0,), 1, 8, "as asked"),
+            ]
+    window = Window()
+    window.extend(events)
+    kept = Trace(window.events())
+    last = long_trace.index.steps[-1].step
+    assert kept.ranks.step.iloc[-1] == kept.collectives.step.iloc[-1] == last
+    alive = {row.request_id for step in kept.index.steps for row in step.rows}
+    assert set(kept.transfers.request_id) <= alive
