@@ -13,6 +13,7 @@ from llmlab.engine.engine import Engine
 from llmlab.engine.host_copies import check_swapping
 from llmlab.engine.runner import Runner
 from llmlab.engine.scheduler import Policy, SchedulerConfig
+from llmlab.engine.sizes import check_sizes, check_threads
 from llmlab.engine.speculative.build import with_proposer
 from llmlab.engine.speculative.config import Speculation
 from llmlab.engine.swap_policy import Swapping
@@ -81,6 +82,7 @@ def open(
     config = SchedulerConfig(max_num_batched_tokens, max_num_seqs, policy)
     speculation, quantization = Speculation.of(speculative), Quantization.of(quantize)
     split = Split.of(micro_batches, tensor=tensor_parallel, pipeline=pipeline_parallel, expert=expert_parallel)
+    check_threads(threads)
     _check_caches(prefix_cache, host_blocks, swap, disaggregated)
     if split is not None:
         split.check_speculation(speculation)
@@ -140,16 +142,24 @@ def _engine_type(
     }
     if model != MOCK:
         worker["dtype"] = runner.dtype  # the one that was chosen here, not one measured again there
-    medium = "shared memory" if disaggregated is True else disaggregated
-    return partial(DecodeEngine, prefill=PrefillSettings(str(model), worker, medium))
+    return partial(DecodeEngine, prefill=PrefillSettings(str(model), worker, _medium(disaggregated)))
+
+
+def _medium(disaggregated: bool | str) -> str:
+    return "shared memory" if disaggregated is True else disaggregated
 
 
 def _check_caches(prefix_cache: str, host_blocks: int, swap: str, disaggregated: bool | str) -> None:
     if prefix_cache not in get_args(PrefixCache):
         raise InvalidParameter(f"prefix_cache={prefix_cache!r} must be 'hash', 'radix' or 'off'")
     check_swapping(host_blocks, swap)
-    if host_blocks and disaggregated is not False:
+    if disaggregated is False:
+        return
+    if host_blocks:
         raise InvalidParameter(f"host_blocks={host_blocks} with disaggregated={disaggregated!r}: choose one of the two")
+    from llmlab.parallel.prefill_process import PrefillSettings
+
+    PrefillSettings("", {}, _medium(disaggregated))  # a wrong medium fails before a model is loaded
 
 
 def _check_quantization(is_mock: bool, disaggregated: bool | str, quantize: Any) -> None:
@@ -161,7 +171,6 @@ def _check_quantization(is_mock: bool, disaggregated: bool | str, quantize: Any)
 
 def _mock(block_size: int, num_blocks: int | None) -> tuple:
     from llmlab.engine.mock_runner import MockModel
-    from llmlab.engine.sizes import check_sizes
     from llmlab.models.byte_tokenizer import ByteTokenizer
 
     check_sizes(block_size, num_blocks)
@@ -184,8 +193,6 @@ def _real(
     from llmlab.models.hardware import default_threads, measured_cpu_dtype
     from llmlab.models.load import choose_device, load, resolve
 
-    if threads is not None and (type(threads) is not int or threads < 1):
-        raise InvalidParameter(f"threads={threads!r} must be an integer of at least 1")
     resolve(model)  # a wrong name fails before anything is measured
     torch.set_num_threads(default_threads() if threads is None else threads)
     if dtype == "auto" and choose_device(device).type == "cpu":

@@ -9,6 +9,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 
+LONGEST = ("tests/labs/test_notebooks_run.py", "tests/labs/test_sources_run.py")
+
+
+def pytest_collection_modifyitems(items):
+    """The longest files first: a worker takes whole files, and one begun last would leave the others without work."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
 
 @pytest.fixture(scope="session")
 def model_path():

@@ -376,15 +376,16 @@ wire.close()
 
 # %% tags=["nbval-ignore-output"]
 from llmlab.engine.blocks import BlockPool
+from llmlab.engine.prefix_hash import HashIndex
 
-excerpt(BlockPool.match, "hits: list", 11)
+excerpt(HashIndex.match, "hits: list", 11)
 
 # %% [markdown]
-# `len(tokens) - 1` leaves the last token out, and the chained parent makes equal blocks after unequal ones differ.
+# `limit` leaves the last token out, and the chained parent makes equal blocks after unequal ones differ.
 # Everything unused is one list in the order in which it was given up, so taking memory is also choosing what to forget:
 
 # %% tags=["nbval-ignore-output"]
-excerpt(BlockPool._take, "block_id", 7)
+excerpt(BlockPool._take, "block = ", 8)
 
 # %% [markdown]
 # ## Exercises

@@ -86,6 +86,7 @@ read
 # %%
 whole = llmlab.open(**OPTIONS)
 is_real = whole.loaded is not None  # the stand-in without weights runs this too, and cannot be split
+how = "Measured" if is_real else "Computed"
 expected = answers(whole, PROMPTS)
 kv_bytes = whole.engine.runner.capacity.kv_bytes_per_token
 whole.close()
@@ -109,7 +110,7 @@ if is_real:
     print("4 requests:", many.idle, "of", many.stages * many.slots, "slots empty")
     print("1 request: ", single.idle, "of", single.stages * single.slots, "slots empty")
     assert (many.idle_share, single.idle_share) == (1 / 5, 1 / 2)
-idle.reveal(round(100 * single.idle_share) if is_real else 50)
+idle.reveal(round(100 * single.idle_share) if is_real else 50, how)
 
 # %% [markdown]
 # **[measured here]** With one token in flight one of two stages always stands idle, as article B says; slots are
@@ -140,7 +141,7 @@ assert answers(tensor, PROMPTS) == expected
 assert not is_real or 3 * tensor.engine.runner.rank.pool.nbytes == kv_bytes * 64 * 16  # a third of the K/V
 calls = tensor.trace.collectives.query("step == 1")
 counted = calls.groupby(["rank", "kind", "place"]).nbytes.agg(["count", "sum"])
-sums.reveal(int(counted["count"].filter(like="all_reduce").groupby("rank").sum().max()) if is_real else 60)
+sums.reveal(int(counted["count"].filter(like="all_reduce").groupby("rank").sum().max()) if is_real else 60, how)
 counted
 
 # %% [markdown]
@@ -294,7 +295,7 @@ formula = {size: expected_experts(8, 2, size) for size in measured}
 assert measured[1] == 2
 assert list(measured.values()) == sorted(measured.values())
 assert all(measured[size] < 1.05 * formula[size] for size in measured)
-read.reveal(round(formula[8]))
+read.reveal(round(formula[8]), "Computed")
 pd.Series(formula).round(1).rename("experts of 8, if even").rename_axis("tokens").to_frame()
 
 # %% tags=["nbval-ignore-output"]

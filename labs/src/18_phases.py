@@ -395,7 +395,7 @@ check.lab18.q3(streams_needed)
 # %% [markdown]
 # ## Break it
 #
-# The prefill process is killed while it has a prompt. One pool less must not be silence:
+# The prefill process is killed while a prompt waits for it. One pool less must not be silence:
 
 # %%
 victim = split.submit(long_prompt[::-1], max_tokens=4)

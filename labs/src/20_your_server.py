@@ -193,7 +193,7 @@ cold, warm = client.send(question), client.send(question)
 share = warm.usage["cache_read_input_tokens"] / prompt_tokens(warm.usage)
 assert prompt_tokens(cold.usage) == prompt_tokens(warm.usage)
 assert share > 0.9 or OTHERS
-assert waits(warm)[0] < waits(cold)[0] or not is_real
+assert OTHERS or not is_real or waits(warm)[0] < waits(cold)[0]
 print("read from the cache: more than nine tenths of the prompt" if share > 0.9 else f"{share:.0%} of the prompt")
 hit_guess.reveal("the wait and the bill")
 

@@ -167,10 +167,11 @@ def quantization_table(result: QuantizationResult) -> Table:
     """A row for each format: bytes, quality, and speed beside packed bfloat16."""
     from rich.table import Table
 
-    table = Table(title="weights on integers, one thread (bf16 = 1 for speed and TTFT)", title_justify="left")
+    title = f"weights on integers, one thread; speed by batch, and TTFT of {PREFILL_TOKENS} tokens, beside {BASE}"
+    table = Table(title=title, title_justify="left")
     table.add_column("format")
-    columns = ("all weights", "linear layers", "perplexity", "same tokens", "first difference")
-    for column in (*columns, *(f"speed, batch {batch}" for batch in BATCHES), f"TTFT, {PREFILL_TOKENS} tokens"):
+    columns = ("weights", "linear", "perplexity", "same", "differ at")
+    for column in (*columns, *(f"batch {batch}" for batch in BATCHES), "TTFT"):
         table.add_column(column, justify="right")
     for name, figures in result.figures.items():
         table.add_row(

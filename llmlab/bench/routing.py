@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 
 from llmlab.errors import BenchError
-from llmlab.parallel.replicas import ROUTINGS, Replicas
+from llmlab.gateway.balancing import ROUTINGS
+from llmlab.parallel.replicas import Replicas
 
 if TYPE_CHECKING:
     from rich.table import Table

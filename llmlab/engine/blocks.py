@@ -140,8 +140,9 @@ class BlockPool:
     def _register_block(self, request: Request, i: int) -> None:
         block, end = self.blocks[request.block_table[i]], (i + 1) * self.block_size
         tokens, salt = tuple(request.tokens[end - self.block_size : end]), request.params.cache_salt
+        was_known = bool(block.content)  # an earlier block's twin was evicted, and the chain is followed anew
         found = self.index.insert(request.chain, tokens, salt, block)
-        if found is block:
+        if found is block and not was_known:
             if self.host is not None:
                 block.key = self.host.key_of(request, end)
             self.journal.block(found.id, "cache", request.id, i, found.ref_count, found.digest)

@@ -58,10 +58,11 @@ def note_costs(policy: SwapPolicy, plan: StepPlan, forward_ns: int) -> None:
 
 
 def record_swaps(plan: StepPlan, recorder: Recorder) -> None:
-    """Write the step's copies into the trace, with the times the runner noted."""
+    """Write those of the step's copies that were made into the trace, with the times the runner noted."""
     if recorder.enabled:
         for swap in plan.swaps:
-            recorder.emit(_transfer(swap, plan.step))
+            if swap.end_ns:
+                recorder.emit(_transfer(swap, plan.step))
 
 
 def _transfer(swap: Swap, step: int) -> BlockTransfer:

@@ -62,6 +62,11 @@ class KVPool:
             size, is_far = (num_blocks, layers, heads, block_size, dim), store.device.type == "cuda"
             self._host.append(torch.zeros(size, dtype=store.dtype, pin_memory=is_far))
 
+    @property
+    def has_host(self) -> bool:
+        """Whether there is a pool in host memory."""
+        return bool(self._host)
+
     def copy_out(self, pairs: list[tuple[int, int]]) -> int:
         """Copy whole blocks, all layers, to the host pool: ``(block, host block)`` pairs. Returns the bytes copied."""
         return sum(host[place].copy_(store[:, :, block]).nbytes for store, host, block, place in self._swapped(pairs))

@@ -194,9 +194,13 @@ class ModelRunner:
         for swap in swaps:
             swap.t_ns = perf_counter_ns()
             swap.nbytes = self.pool.copy_out(swap.pairs) if swap.is_out else self.pool.copy_in(swap.pairs)
-            if self._input_device.type == "cuda":
-                torch.cuda.synchronize(self._input_device)
+            self._await_device()
             swap.end_ns = perf_counter_ns()
+
+    def _await_device(self) -> None:
+        """What is timed has to have happened: CUDA only queues work."""
+        if self._input_device.type == "cuda":
+            torch.cuda.synchronize(self._input_device)
 
     def _move_blocks(self, batch: Batch) -> None:
         """Copies first: a block copied from may have found a new owner in this very step."""
@@ -216,6 +220,8 @@ class ModelRunner:
             logits.append(self._forward(batch))
             if self._features is not None:
                 self._collect(batch)
+        if self.pool.has_host:  # then the time of this pass decides what is swapped
+            self._await_device()
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     def _forward(self, batch: Batch) -> torch.Tensor:

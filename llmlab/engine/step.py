@@ -52,8 +52,9 @@ class StepExecutor:
         counts, runner = self._counts(), self.engine.runner
         batch = runner.build(plan)
         marks.append(perf_counter_ns())
-        logits = runner.forward(batch)
-        if plan.swaps:
+        try:
+            logits = runner.forward(batch)
+        finally:  # copies that were made stay made when the pass after them fails
             record_swaps(plan, self.recorder)
         self._record_captures(plan)
         if self.speculator is not None and self.speculator.proposer.needs_features:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+ROUTINGS = ("round_robin", "least_loaded", "prefix_affine")
+"""The rules by name."""
 OVERLOAD = 1.25
 """A server is overloaded above this multiple of the mean load (bounded-load hashing), one request of slack added."""
 

@@ -185,7 +185,8 @@ def is_closed(schema: Any) -> bool:
     if not isinstance(schema, Mapping):
         return True
     properties = _mapping(schema.get("properties"))
-    if schema.get("type") == "object" or properties:
+    kind = schema.get("type")
+    if properties or kind == "object" or (isinstance(kind, list) and "object" in kind):
         required = schema.get("required")
         if schema.get("additionalProperties") is not False or not isinstance(required, list):
             return False

@@ -12,15 +12,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmlab.errors import LabError, MissingExtra
+from llmlab.errors import LabError
 from llmlab.gateway.stand_in import UPSTREAM
 from llmlab.labs.audit import UNCOMPARED
+from llmlab.labs.build import kernel_client
 from llmlab.labs.normalise import normalise
-from llmlab.labs.sources import LABS, built_path, convert, sources
+from llmlab.labs.sources import built_path, convert, sources
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -69,15 +70,11 @@ def upstream_variable(url: str) -> Iterator[None]:
 
 
 def _execute(notebook: NotebookNode) -> NotebookNode:
+    client = kernel_client(notebook, CELL_SECONDS, allow_errors=True)
+    from nbclient.exceptions import CellTimeoutError, DeadKernelError
+
     try:
-        from nbclient import NotebookClient
-        from nbclient.exceptions import CellTimeoutError, DeadKernelError
-    except ImportError:
-        raise MissingExtra("notebooks are run by nbclient: pip install 'llmlab[test]'") from None
-    resources = {"metadata": {"path": str(LABS)}}
-    options: dict[str, Any] = {"kernel_name": "python3", "store_widget_state": False, "allow_errors": True}
-    try:
-        return NotebookClient(notebook, timeout=CELL_SECONDS, resources=resources, **options).execute()
+        return client.execute()
     except (CellTimeoutError, DeadKernelError) as error:
         raise LabError(f"the notebook did not run to its end: {error}") from error
 

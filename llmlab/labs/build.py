@@ -7,7 +7,7 @@ of what a second run would change, checked and written to ``labs/NN_slug.ipynb``
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ from llmlab.labs.normalise import normalise
 from llmlab.labs.sources import LABS, built_path, convert, sources
 
 if TYPE_CHECKING:
+    from nbclient import NotebookClient
     from nbformat import NotebookNode
 
 CELL_SECONDS = 600
@@ -40,23 +41,30 @@ def build(source: Path) -> Path:
 
 def execute(notebook: NotebookNode) -> NotebookNode:
     """The notebook with the outputs of a run in a kernel of this environment. Raises ``LabError`` when a cell fails."""
-    try:
-        from nbclient import NotebookClient
-        from nbclient.exceptions import CellExecutionError, CellTimeoutError
-    except ImportError:
-        raise MissingExtra("notebooks are run by nbclient: pip install 'llmlab[test]'") from None
-    client = NotebookClient(
-        notebook,
-        timeout=CELL_SECONDS,
-        kernel_name="python3",
-        store_widget_state=False,
-        record_timing=False,
-        resources={"metadata": {"path": str(LABS)}},
-    )
+    client = kernel_client(notebook, CELL_SECONDS)
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError
+
     try:
         return client.execute()
     except (CellExecutionError, CellTimeoutError) as error:
         raise LabError(f"a cell failed: {error}") from error
+
+
+def kernel_client(notebook: NotebookNode, cell_seconds: float, **options: Any) -> NotebookClient:
+    """What runs a notebook in a kernel of this environment, in the folder of the labs. Raises ``MissingExtra``."""
+    try:
+        from nbclient import NotebookClient
+    except ImportError:
+        raise MissingExtra("notebooks are run by nbclient: pip install 'llmlab[test]'") from None
+    return NotebookClient(
+        notebook,
+        timeout=cell_seconds,
+        kernel_name="python3",
+        store_widget_state=False,
+        record_timing=False,
+        resources={"metadata": {"path": str(LABS)}},
+        **options,
+    )
 
 
 def main(numbers: Annotated[list[str] | None, typer.Argument(metavar="[NN]...", help="Default: all.")] = None) -> None:

@@ -19,7 +19,7 @@ import platformdirs
 
 from llmlab.models.catalogue import CatalogueEntry
 
-FORMAT = 1  # part of the folder's name: a change in what convert.py writes makes older folders unused
+FORMAT = 2  # part of the folder's name: a change in what convert.py writes makes older folders unused
 MANIFEST = "manifest.json"
 CACHE_VARIABLE = "LLMLAB_CACHE"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
@@ -64,17 +65,23 @@ def _read_model(gguf: Path) -> PreTrainedModel:
 
 def _write_model(model: PreTrainedModel, folder: Path) -> None:
     from safetensors import SafetensorError
-    from safetensors.torch import save_model
+    from safetensors.torch import save_file
 
     # model.save_pretrained refuses every model that was read from GGUF, also once it is plain float32.
     try:
-        save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
+        save_file(_tensors(model), folder / "model.safetensors", metadata={"format": "pt"})
     except SafetensorError as error:
         if "No space left" in str(error):
             raise OSError(errno.ENOSPC, str(error)) from error
         raise OSError(f"the weights could not be written: {error}") from error
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
+
+
+def _tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Each tensor once: one that is embedding and head has the embedding's name, where every server looks for it."""
+    names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    return {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name in names}
 
 
 def _write_tokenizer(gguf: Path, folder: Path) -> None:

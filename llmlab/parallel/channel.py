@@ -43,7 +43,9 @@ def write(stream: BinaryIO, message: dict[str, Any]) -> None:
 
 
 def _listen(incoming: BinaryIO, messages: queue.SimpleQueue) -> None:
-    for line in incoming:
-        messages.put(json.loads(line))
-    # the main thread may be anywhere, waiting for another process for one: nothing but this ends it for certain
-    os._exit(0)
+    try:
+        for line in incoming:
+            messages.put(json.loads(line))
+    finally:  # also after half a line, of a parent that was killed while it wrote
+        # the main thread may be anywhere, waiting for another process for one: nothing but this ends it for certain
+        os._exit(0)

@@ -84,7 +84,7 @@ class DecodeEngine(Engine):
 
     def _start_prefill(self) -> PrefillProcess:
         link = PrefillProcess(self._settings, partial(_hear, weakref.ref(self)))
-        weakref.finalize(self, link.close)
+        self._end_prefill = weakref.finalize(self, link.close)
         if link.block_bytes != self.port.nbytes(1):
             link.close()
             raise PrefillLost(f"a block has {link.block_bytes} bytes there and {self.port.nbytes(1)} here")
@@ -102,7 +102,7 @@ class DecodeEngine(Engine):
                 raise _not_here(f"{name}=")
         with self._starting:
             if self.prefill.is_lost and not self._closed:
-                self.prefill.close()
+                self._end_prefill()  # and forget it, so that its memory goes with its last handoff
                 self.prefill = self._start_prefill()
         return super().submit(prompt_token_ids, params, **options)
 

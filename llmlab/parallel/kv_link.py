@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 LENGTHS = struct.Struct(">IQ")
-MAX_HEADER = 2**26
+MAX_HEADER, MAX_PAYLOAD = 2**26, 2**40
 
 Buffer = bytes | bytearray | memoryview | mmap.mmap
 
@@ -37,15 +37,17 @@ class Channel:
             if len(body):
                 self._socket.sendall(body)
 
-    def receive(self) -> tuple[dict[str, Any], bytearray] | None:
-        """The next frame; ``None`` when the other side has closed, died, or sent what is no frame."""
+    def receive(
+        self, max_header: int = MAX_HEADER, max_payload: int = MAX_PAYLOAD
+    ) -> tuple[dict[str, Any], bytearray] | None:
+        """The next frame; ``None`` when the other side has closed, died, or sent what is no frame or a longer one."""
         try:
             head_size, body_size = LENGTHS.unpack(self._read(LENGTHS.size))
-            if head_size > MAX_HEADER:
+            if head_size > max_header or body_size > max_payload:
                 return None
             header = json.loads(bytes(self._read(head_size)))
             return (header, self._read(body_size)) if isinstance(header, dict) else None
-        except (OSError, EOFError, ValueError):
+        except (OSError, EOFError, ValueError, RecursionError, MemoryError):
             return None
 
     def _read(self, size: int) -> bytearray:

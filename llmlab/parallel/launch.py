@@ -60,6 +60,8 @@ def launch(
     """
     if type(num_processes) is not int or num_processes < 2:
         raise InvalidParameter(f"num_processes={num_processes!r} must be an integer of at least 2")
+    if isinstance(prompts, str) or not prompts:
+        raise InvalidParameter(f"prompts={prompts!r} must be a list of at least one text")
     resolve(model)  # a wrong name fails before anything is started
     asked = {"model": str(model), "prompts": list(prompts), "max_tokens": max_tokens}
     with tempfile.TemporaryDirectory(prefix="llmlab-launch-") as folder:

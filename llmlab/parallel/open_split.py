@@ -26,8 +26,6 @@ def open_split(
     split: Split,
 ) -> tuple:
     """Runner, tokenizer, ids that end a generation, and rank 0's share of the model. See :func:`llmlab.open`."""
-    if threads is not None and (type(threads) is not int or threads < 1):
-        raise InvalidParameter(f"threads={threads!r} must be an integer of at least 1")
     _check(resolve(model), split)  # what cannot work fails before anything is started
     chosen = _device(device, split)
     threads = _threads(split.size) if threads is None else threads

@@ -18,10 +18,13 @@ from typing import Any, Literal
 from llmlab.errors import InvalidParameter, PrefillLost
 from llmlab.parallel.kv_link import Buffer, Channel
 from llmlab.parallel.kv_link_memory import SharedMemory
+from llmlab.parallel.process import importable
 
 Medium = Literal["shared memory", "socket"]
 MEDIA = ("shared memory", "socket")
 OPEN_S, END_S, POLL_S = 300.0, 3.0, 0.2
+MAX_HELLO = 4096
+"""Bytes of a frame from somebody who has not yet shown the secret."""
 
 Hear = Callable[["PrefillProcess", dict[str, Any], Buffer], None]
 
@@ -90,7 +93,9 @@ class PrefillProcess:
         fds = () if self.memory is None else (self.memory.fd,)
         # -P: a file of the user's folder must not stand in for a module of the library
         command = [sys.executable, "-P", "-m", "llmlab.parallel.prefill_worker"]
-        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=fds)
+        self._child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=fds, env=importable()
+        )
         said = {"port": port, "secret": secret, "model": settings.model, "options": settings.options}
         said["memory"] = None if self.memory is None else self.memory.fd
         try:
@@ -143,7 +148,7 @@ def _admitted(connection: socket.socket, secret: str) -> Channel | None:
     """The connection as a channel, if whoever made it knows the secret."""
     connection.settimeout(END_S)
     channel = Channel(connection)
-    frame = channel.receive()
+    frame = channel.receive(max_header=MAX_HELLO, max_payload=0)
     told = frame[0].get("secret") if frame else None
     if isinstance(told, str) and hmac.compare_digest(told.encode(), secret.encode()):
         connection.settimeout(None)

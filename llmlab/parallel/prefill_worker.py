@@ -94,7 +94,9 @@ class Worker:
         name = header["id"]
         try:
             arguments = name, header["tokens"], header["salt"], header["priority"], self._place(header["place"])
-            self._runs[name] = self._engine.prefill(*arguments)
+            self._runs[name] = run = self._engine.prefill(*arguments)
+            if run.finished:  # it was answered before it was noted here
+                self._runs.pop(name, None)
         except LabError as error:
             self._say({"type": "dropped", "id": name, "reason": str(error)}, b"")
 

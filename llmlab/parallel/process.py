@@ -15,14 +15,14 @@ import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from llmlab.errors import RankFailed
 from llmlab.parallel.channel import write
 
 END_S = 5.0
 """How long a process may take to end before it is killed."""
-TAIL = 400
+TAIL = 1000
 """Characters of a dead process's last words that are told."""
 
 
@@ -49,13 +49,13 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**_environment(threads), **(environment or {})},
+            env={**importable(), "OMP_NUM_THREADS": str(threads), **(environment or {})},
             start_new_session=True,
         )
         self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         listener = (self._process.stdout, self._messages)
         threading.Thread(target=_listen, args=listener, name=f"llmlab-{name}", daemon=True).start()
-        self._end = weakref.finalize(self, _end, self._process)
+        self._end = weakref.finalize(self, end, self._process)
 
     @property
     def pid(self) -> int:
@@ -94,15 +94,8 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             return RankFailed(f"{self.name} (process {self.pid}) does not answer any more")
         how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-        words = self._last_words()
+        words = last_words(self._errors)
         return RankFailed(f"{self.name} (process {self.pid}) {how}{': ' + words if words else ''}")
-
-    def _last_words(self) -> str:
-        try:
-            self._errors.seek(0)
-            return self._errors.read().decode(errors="replace").strip()[-TAIL:]
-        except (OSError, ValueError):
-            return ""
 
     def close(self) -> None:
         """End it; returns when it is gone. Harmless when it is."""
@@ -110,8 +103,9 @@ class WorkerProcess:
         self._errors.close()
 
 
-def _environment(threads: int) -> dict[str, str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+def importable() -> dict[str, str]:
+    """The environment of a process that imports this very package, also where it is not installed."""
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
     root = str(Path(__file__).parents[2])
     if root not in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *_site_folders()}:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root]))
@@ -133,7 +127,16 @@ def _listen(stdout: BinaryIO, messages: queue.SimpleQueue) -> None:
     messages.put(None)
 
 
-def _end(process: subprocess.Popen) -> None:
+def last_words(errors: IO[bytes]) -> str:
+    """The end of what a process that has ended wrote into this file."""
+    try:
+        errors.seek(0)
+        return errors.read().decode(errors="replace").strip()[-TAIL:]
+    except (OSError, ValueError):
+        return ""
+
+
+def end(process: subprocess.Popen) -> None:
     """Close its input, which ends it; kill it when it does not listen."""
     with contextlib.suppress(OSError):  # a message that it will never read was still in the buffer
         process.stdin.close()

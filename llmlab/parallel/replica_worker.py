@@ -17,7 +17,7 @@ def main() -> None:
     threading.Thread(target=_end_with_input, name="llmlab-replica-leash", daemon=True).start()
     from llmlab.cli import app
 
-    app(["serve", *sys.argv[1:]])
+    app(["serve", *sys.argv[1:]], prog_name="llmlab")
 
 
 def _end_with_input() -> None:

@@ -8,18 +8,21 @@ import sys
 import tempfile
 import threading
 import weakref
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
 from typing import IO, Any
 
 from llmlab.errors import InvalidParameter, ReplicaFailed
+from llmlab.gateway.balancing import ROUTINGS
 from llmlab.models.catalogue import DEFAULT_MODEL
+from llmlab.parallel.process import end, importable, last_words
 from llmlab.trace.trace import Trace
 
-START_S, END_S = 300.0, 3.0
+START_S = 300.0
 ADDRESS = re.compile(r"serves at (http://\S+)")
-ROUTINGS = ("round_robin", "least_loaded", "prefix_affine")
+OURS = frozenset({"model", "port", "host", "keys", "engine", "routing", "upstream"})
+"""Options of ``llmlab serve`` that are settled here: the gateway before the servers has no key for them, for one."""
 
 
 class Replicas:
@@ -112,6 +115,7 @@ class ReplicaProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
+            env=importable(),
             start_new_session=True,
         )
         self._started = threading.Event()
@@ -124,16 +128,19 @@ class ReplicaProcess:
         """Its process id."""
         return self._process.pid
 
-    def await_ready(self) -> None:
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def await_ready(self, start_s: float = START_S) -> None:
         """Return once it listens. Raises ``ReplicaFailed``."""
-        deadline = monotonic() + START_S
+        deadline = monotonic() + start_s
         while not self._started.wait(0.2):
-            if self._process.poll() is not None or monotonic() > deadline:
+            if not self.is_running or monotonic() > deadline:
                 break
         if not self.url:
-            self._errors.seek(0)
-            words = self._errors.read().decode(errors="replace").strip()[:400]
-            raise ReplicaFailed(f"{self.name} did not come up: {words or 'it said nothing'}")
+            raise ReplicaFailed(f"{self.name} did not come up: {last_words(self._errors) or 'it said nothing'}")
 
     def heard(self, line: str) -> None:
         """A line of its output; the first address in it is where it serves."""
@@ -145,8 +152,13 @@ class ReplicaProcess:
         """Its output has ended."""
         self._started.set()
 
+    def kill(self) -> None:
+        """End it at once, in the middle of whatever it does."""
+        self._process.kill()
+        self._process.wait()
+
     def close(self) -> None:
-        """End it."""
+        """End it and wait for that; more than once does no harm."""
         self._end()
 
 
@@ -162,13 +174,7 @@ def _read(stdout: IO[bytes], reference: weakref.ref[ReplicaProcess]) -> None:
 
 
 def _end(process: subprocess.Popen, errors: IO[bytes]) -> None:
-    with suppress(OSError):
-        process.stdin.close()
-    try:
-        process.wait(END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    end(process)
     errors.close()
 
 
@@ -179,10 +185,13 @@ def _arguments(options: dict[str, Any]) -> list[str]:
     from llmlab.cli import app
     from llmlab.option_names import check_option_names
 
-    known = {parameter.name for parameter in get_command(app).commands["serve"].params}
-    check_option_names(options, known - {"model", "port", "host", "routing", "upstream"}, "a replica")
-    words: list[str] = []
-    for name, value in options.items():
-        flag = name.replace("_", "-")
-        words += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
-    return words
+    known = {option.name: option for option in get_command(app).commands["serve"].params}
+    check_option_names(options, set(known) - OURS, "a replica")
+    return [word for name, value in options.items() if value is not None for word in _words(known[name], value)]
+
+
+def _words(option: Any, value: Any) -> list[str]:
+    """One option; a switch that can only be turned on is left out where it is off."""
+    if isinstance(value, bool):
+        return (option.opts if value else option.secondary_opts)[:1]
+    return [option.opts[0], str(value)]

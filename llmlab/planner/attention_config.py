@@ -12,14 +12,12 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 def windows(fields: Fields, family: Family) -> list[int | None]:
     """Of each layer, its window or None. Raises ``UnknownShape`` for layers of another type."""
-    count = fields.size("num_hidden_layers", "n_layer")
+    count = fields.num_layers
     types = fields.get("layer_types")
     if types is None:
         slides = [_slides(fields, family, index) for index in range(count)]
-    elif other := sorted(set(types) - {FULL, SLIDING}):
+    elif other := [each for each in fields.listed("layer_types", count) if each not in (FULL, SLIDING)]:
         raise UnknownShape(f"layers of type {other[0]!r} are not computed here: {FULL} and {SLIDING} are")
-    elif len(types) < count:
-        raise UnknownShape(f"layer_types names {len(types)} layers, num_hidden_layers is {count}")
     else:
         slides = [each == SLIDING for each in types]
     window = fields.get("sliding_window")
@@ -69,7 +67,8 @@ def _latent(fields: Fields, hidden: int, window: int | None) -> AttentionShape:
     """MLA (DeepSeek-V2, section 2.1): a latent of ``kv_lora_rank`` numbers and one rotary key for all heads."""
     heads, rank = fields.size("num_attention_heads"), fields.size("kv_lora_rank")
     rope, nope = fields.size("qk_rope_head_dim"), fields.size("qk_nope_head_dim")
-    value, query_rank = fields.size("v_head_dim"), fields.get("q_lora_rank")
+    value = fields.size("v_head_dim")
+    query_rank = None if fields.get("q_lora_rank") is None else fields.size("q_lora_rank")
     bias = fields.flag("attention_bias")
     queries = heads * (nope + rope)
     if query_rank is None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from llmlab.errors import InvalidParameter
+from llmlab.errors import InvalidParameter, LabError
 from llmlab.planner.step_load import StepLoad
 from llmlab.planner.step_time import HELD_OUT, StepTimes, busy_steps, fit_steps
 
@@ -166,10 +166,13 @@ def default_path(info: EngineInfo) -> Path:
 
 
 def save_step_times(times: StepTimes, path: str | os.PathLike) -> Path:
-    """Write step times as JSON, which :func:`load_step_times` reads."""
+    """Write step times as JSON, which :func:`load_step_times` reads. Raises ``LabError`` where that is not possible."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"format": FORMAT, "step_times": times.to_json()}, indent=1) + "\n", "utf-8")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"format": FORMAT, "step_times": times.to_json()}, indent=1) + "\n", "utf-8")
+    except OSError as error:
+        raise LabError(f"the step times were not written to {path}: {error.strerror or error}") from error
     return path
 
 

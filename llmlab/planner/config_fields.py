@@ -10,6 +10,7 @@ from typing import Any
 from llmlab.errors import UnknownShape
 
 MAX_CONFIG_BYTES = 4 * 2**20  # configs are a few kilobytes; a larger file is something else
+MAX_LAYERS = 10_000  # deep models have some hundred
 
 
 class Fields:
@@ -37,6 +38,23 @@ class Fields:
             raise UnknownShape(f"{names[0]}={value!r} in the config is not a whole number of at least {least}")
         return value
 
+    @property
+    def num_layers(self) -> int:
+        """How many transformer layers there are. Raises ``UnknownShape`` for none, or more than any model has."""
+        count = self.size("num_hidden_layers", "n_layer")
+        if count > MAX_LAYERS:
+            raise UnknownShape(f"num_hidden_layers={count:,} in the config: no model has more than {MAX_LAYERS:,}")
+        return count
+
+    def listed(self, name: str, count: int) -> list[Any]:
+        """A list of at least ``count`` entries, one a layer. Raises ``UnknownShape`` for anything else."""
+        value = self.values.get(name)
+        if not isinstance(value, list | tuple):
+            raise UnknownShape(f"{name}={value!r} in the config is no list")
+        if len(value) < count:
+            raise UnknownShape(f"{name} names {len(value)} layers of {count}")
+        return list(value)
+
     def flag(self, rule: bool | str) -> bool:
         """A rule of the family: True, False, or what the field of that name says (False when it is missing)."""
         return bool(self.get(rule, default=False)) if isinstance(rule, str) else rule
@@ -51,7 +69,7 @@ def read_config(folder: Path) -> Mapping[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UnknownShape(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnknownShape(f"{path} is not JSON: {error}") from error
     if not isinstance(values, Mapping):
         raise UnknownShape(f"{path} holds no JSON object")

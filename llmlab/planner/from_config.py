@@ -49,6 +49,7 @@ def _from_fields(fields: Fields, name: str | None) -> ModelShape:
     kind = ALIASES.get(fields.family, fields.family)
     family = FAMILIES.get(kind, LLAMA)
     hidden, vocabulary = fields.size("hidden_size", "n_embd"), fields.size("vocab_size")
+    limit = fields.get("max_position_embeddings", "n_positions")
     return ModelShape(
         name=name or fields.family or "model",
         family=fields.family,
@@ -59,18 +60,17 @@ def _from_fields(fields: Fields, name: str | None) -> ModelShape:
         final_norm=hidden * (2 if family.norm_bias else 1),
         positions=hidden * fields.size("n_positions") if family.learned_positions else 0,
         head_bias=vocabulary if family.head_bias else 0,
-        max_tokens=fields.get("max_position_embeddings", "n_positions"),
+        max_tokens=limit if type(limit) is int else None,
         is_exact=kind in FAMILIES,
     )
 
 
 def _layers(fields: Fields, family: Family, hidden: int) -> tuple[Layer, ...]:
-    count = fields.size("num_hidden_layers", "n_layer")
     norms = family.norms * hidden * (2 if family.norm_bias else 1)
     attention = {window: attention_shape(fields, family, hidden, window) for window in set(windows(fields, family))}
     return tuple(
         Layer(attention[window], mlp_shape(fields, family, hidden, index), norms)
-        for index, window in enumerate(windows(fields, family)[:count])
+        for index, window in enumerate(windows(fields, family))
     )
 
 

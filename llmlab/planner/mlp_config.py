@@ -28,10 +28,11 @@ def is_sparse(fields: Fields, family: Family, index: int) -> bool:
         return False
     if index < fields.size("first_k_dense_replace", default=0, least=0):
         return False
-    if (types := fields.get("mlp_layer_types")) is not None:
-        return types[index] == "sparse"
+    if fields.get("mlp_layer_types") is not None:
+        return fields.listed("mlp_layer_types", index + 1)[index] == "sparse"
     step = fields.size("decoder_sparse_step", "moe_layer_freq", default=1)
-    return index not in fields.get("mlp_only_layers", default=()) and (index + 1) % step == 0
+    dense = () if fields.get("mlp_only_layers") is None else fields.listed("mlp_only_layers", 0)
+    return index not in dense and (index + 1) % step == 0
 
 
 def _mlp(hidden: int, inner: int, gated: bool, prefix: str = "") -> tuple[Matrix, ...]:
@@ -60,8 +61,9 @@ def _sparse(fields: Fields, family: Family, hidden: int) -> MlpShape:
 
 def _shared(fields: Fields, hidden: int, inner: int) -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
     """Matrices of shared experts, and the gate that weighs them in Qwen's models."""
-    if (width := fields.get("shared_expert_intermediate_size")) is not None:
+    if fields.get("shared_expert_intermediate_size") is not None:
+        width = fields.size("shared_expert_intermediate_size", least=0)
         return _mlp(hidden, width, True, "shared_"), (Matrix("shared_gate", 1, hidden),)
-    if count := fields.get("n_shared_experts", "num_shared_experts"):
+    if count := fields.size("n_shared_experts", "num_shared_experts", default=0, least=0):
         return _mlp(hidden, count * inner, True, "shared_"), ()
     return (), ()

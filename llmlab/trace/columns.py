@@ -138,7 +138,7 @@ COLUMNS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "role": "what the process is for: tensor, pipeline, expert or prefill",
             "kind": "all_reduce, all_gather, all_to_all, broadcast, send or receive",
             "layer": "layer it belongs to, -1 when none",
-            "place": "where in the model: attention, mlp, embedding, head, stage, dispatch or combine",
+            "place": "where in the model: attention, mlp, embedding, head, stage, counts, dispatch or combine",
             "nbytes": "bytes of this process's message",
             "group_size": "processes of the group",
         },

@@ -38,7 +38,8 @@ def _together(events: Sequence[Collective]) -> Iterator[str]:
             calls[event.rank].append((event.kind, event.layer, event.place, nbytes, event.group_size))
     if not calls:
         return
-    for rank in range(size):
+    # one more than have any finds a rank without, whatever size a file claims
+    for rank in range(min(size, len(calls) + 1)):
         if calls[rank] != calls[0]:
             i = next((i for i, pair in enumerate(zip(calls[0], calls[rank], strict=False)) if pair[0] != pair[1]), None)
             what = f"{len(calls[rank])} and {len(calls[0])} in all" if i is None else f"{calls[rank][i]}, {calls[0][i]}"

@@ -38,8 +38,8 @@ class Collective:
 
     ``kind``: ``all_reduce``, ``all_gather``, ``all_to_all``, ``broadcast``, ``send`` or ``receive``. ``layer`` is -1
     outside the layers; ``place`` says where in the model (``attention``, ``mlp``, ``embedding``, ``head``, ``stage``,
-    ``dispatch``, ``combine``). ``nbytes`` is the size of this process's message: what it contributes, for ``receive``
-    what it gets. ``group_size`` is the number of processes.
+    ``counts``, ``dispatch``, ``combine``). ``nbytes`` is the size of this process's message: what it contributes, for
+    ``receive`` what it gets. ``group_size`` is the number of processes.
     """
 
     t_ns: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from time import perf_counter
 
@@ -90,10 +91,12 @@ def train_moe(
     AdamW's peak. A record is written before the first update, after every ``every`` and after the last, and given to
     ``on_record`` at once; the first and the last have the loss on held-out text.
 
-    Raises ``InvalidParameter`` when neither ``seconds`` nor ``steps`` ends it, for numbers that are not positive, and
-    for a ``text`` of too few bytes.
+    Raises ``InvalidParameter`` when neither ``seconds`` nor ``steps`` ends it, for numbers that are not positive (a
+    ``balance`` may be 0), and for a ``text`` of too few bytes.
     """
     _check(seconds=seconds, steps=steps, every=every, rate=rate)
+    if isinstance(balance, bool) or not isinstance(balance, Real) or not balance >= 0:
+        raise InvalidParameter(f"balance={balance!r} must be 0 or more")
     size, corpus = size or MoeSize(), _Text.of(distinct(topics_text()) if text is None else text)
     learning = _Learning(random_moe(size, seed), corpus, seed, balance, rate)
     records = []
@@ -177,5 +180,5 @@ def _check(**given: float | None) -> None:
     if given["seconds"] is None and given["steps"] is None:
         raise InvalidParameter("seconds=None and steps=None: one of them must say when the training ends")
     for name, value in given.items():
-        if value is not None and (isinstance(value, bool) or not value > 0):
-            raise InvalidParameter(f"{name}={value!r} must be more than 0")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Real) or not value > 0):
+            raise InvalidParameter(f"{name}={value!r} must be a number of more than 0")

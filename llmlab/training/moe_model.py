@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,9 @@ class MoeSize:
     context: int = 512
 
     def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if type(value) is not int or value < 1:
+                raise InvalidParameter(f"{name}={value!r} must be an integer of at least 1")
         if not 1 <= self.top_k <= self.experts:
             raise InvalidParameter(f"top_k={self.top_k} must be from 1 to the number of experts, {self.experts}")
         if self.width % (2 * self.heads) or self.heads % self.kv_heads:

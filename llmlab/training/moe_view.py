@@ -44,27 +44,32 @@ def _spread(records: Sequence[MoeRecord]) -> list[MoeRecord]:
 
 def _notes(records: Sequence[MoeRecord]) -> tuple[str, ...]:
     every = -(-len(records) // MAX_COLUMNS)
-    return (f"One of every {every} records is drawn; the table has all.",) if every > 1 else ()
+    notes = [f"One of every {every} records is drawn; the table has all."] if every > 1 else []
+    if lost := sum(not math.isfinite(record.loss) for record in records):
+        notes.append(f"In {lost} records the loss is no number: the training went astray, at too high a rate perhaps.")
+    return tuple(notes)
 
 
 def _curve(records: Sequence[MoeRecord], right: float) -> Iterator[Mark]:
     """The training loss as a line, the held-out loss as boxes."""
-    top = math.ceil(max(max(r.loss, r.held_out or 0) for r in records))
+    drawn = [r for r in records if math.isfinite(r.loss)]
+    asked = [r for r in records if r.held_out is not None and math.isfinite(r.held_out)]
+    top = max([1, *(math.ceil(r.loss) for r in drawn), *(math.ceil(r.held_out) for r in asked)])
     x, y = _scales(records[-1].step, right, top)
     yield Text(0, 12, "loss (nats per byte)", 11, "muted")
-    for value in range(top + 1):
+    for value in range(0, top + 1, -(-top // 12)):
         yield Line(((LEFT, y(value)), (right, y(value))), stroke="line" if value == 0 else "faint")
         yield Text(LEFT - 8, y(value) + 3.5, str(value), 10, "muted", anchor="end")
     yield Text(LEFT, TOP + HEIGHT + 16, "0", 10, "muted", anchor="middle")
     yield Text(right, TOP + HEIGHT + 16, f"{records[-1].step} updates", 10, "muted", anchor="end")
-    if len(records) > 1:
-        yield Line(tuple((x(r.step), y(r.loss)) for r in records), stroke="mark", width=2)
-    for record in records:
+    if len(drawn) > 1:
+        yield Line(tuple((x(r.step), y(r.loss)) for r in drawn), stroke="mark", width=2)
+    for record in drawn:
         tip = f"after {record.step} updates, {record.seconds:.1f} s: loss {record.loss:.3f}"
         yield Rect(x(record.step) - 2, y(record.loss) - 2, 4, 4, fill="mark", tip=tip)
-        if record.held_out is not None:
-            tip = f"after {record.step} updates: {record.held_out:.3f} on held-out text"
-            yield Rect(x(record.step) - 5, y(record.held_out) - 5, 10, 10, stroke="c5", width=2, tip=tip)
+    for record in asked:
+        tip = f"after {record.step} updates: {record.held_out:.3f} on held-out text"
+        yield Rect(x(record.step) - 5, y(record.held_out) - 5, 10, 10, stroke="c5", width=2, tip=tip)
     yield from _legend(right)
 
 

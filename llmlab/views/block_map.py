@@ -12,7 +12,7 @@ from llmlab.trace.trace import Trace
 from llmlab.views.block_cells import MAX_DRAWN, draw_pool
 from llmlab.views.block_tables import MAX_TABLES, draw_tables
 from llmlab.views.glyphs import visible
-from llmlab.views.host_cells import draw_host
+from llmlab.views.host_cells import MAX_CELLS, draw_host
 from llmlab.views.host_pool import HostPool, host_after
 from llmlab.views.missing import missing_view
 from llmlab.views.names import Names
@@ -194,6 +194,8 @@ def _notes(trace: Trace, picture: PoolPicture) -> tuple[str, ...]:
         notes.append("This is a part of a trace: blocks that only other requests used are unknown.")
     if len(picture.states) > MAX_DRAWN:
         notes.append(f"The first {MAX_DRAWN:,} of {len(picture.states):,} blocks are drawn; the counts are of all.")
+    if picture.host is not None and picture.host.size > MAX_CELLS:
+        notes.append(f"The first {MAX_CELLS} of {picture.host.size:,} host blocks are drawn; the counts are of all.")
     if len(picture.tables()) > MAX_TABLES:
         notes.append(f"The block tables of the first {MAX_TABLES} of {len(picture.tables())} requests are drawn.")
     return tuple(notes)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from llmlab.errors import InvalidParameter
 from llmlab.trace.captures import Captures
 from llmlab.trace.trace import Trace
 from llmlab.views import looked
@@ -18,7 +19,7 @@ from llmlab.views.view import View
 
 GUTTER, HEAD, FOOT = 60, 44, 24
 CELL, GAP, ASIDE = 15.0, 36, 176
-POSITIONS, CHIPS, MAX_LAYERS, MAX_CELLS = 24, 320, 12, 64
+POSITIONS, CHIPS, MAX_LAYERS, MAX_CELLS, MAX_EXPERTS = 24, 320, 12, 64, 4_096
 FULL = 4  # times an even share of the tokens: the darkest cell
 COLUMNS = ("layer", "expert", "tokens", "share")
 KINDS = ("router_experts", "router_logits")
@@ -70,7 +71,7 @@ def expert_load(trace: Trace, request_id: str | None = None, *, width: float = 9
     on average: E(1 - (1 - k/E)^B) of E experts for B tokens with k each (article A, section 1, says decode moves the
     activated experts only).
 
-    Raises ``UnknownRequest`` and ``InvalidParameter`` (a width that cannot be drawn).
+    Raises ``UnknownRequest`` and ``InvalidParameter`` (a width that cannot be drawn, numbers that are no experts).
     """
     looked.check_size("width", width, looked.MIN_WIDTH, 4_000)
     request_id = looked.looked_at(trace, request_id, "router_experts")
@@ -101,6 +102,7 @@ def _routed(trace: Trace, captures: Captures) -> Routed:
         if event.kind == "router_logits":
             size = max(size, values.shape[-1])
         else:
+            _check_choices(values)
             chosen.setdefault(event.layer, {}).update(zip(event.positions, values.astype(np.int64), strict=True))
     layers = tuple(sorted(chosen))
     positions = tuple(sorted({p for layer in chosen.values() for p in layer}))
@@ -110,6 +112,15 @@ def _routed(trace: Trace, captures: Captures) -> Routed:
     tokens = looked.labels_at(trace, captures.request_id, positions[-POSITIONS:])
     cached = looked.num_cached(captures)
     return Routed(captures.request_id, layers, positions, stacked, counts, tokens, cached)
+
+
+def _check_choices(values: np.ndarray) -> None:
+    """Raise ``InvalidParameter`` for numbers that are no experts of a layer: what a file may claim."""
+    if values.ndim != 2 or not values.size or not 0 <= values.min() <= values.max() < MAX_EXPERTS:
+        raise InvalidParameter(
+            f"router_experts of shape {values.shape} are not what a router chose: a row of numbers from 0 to "
+            f"{MAX_EXPERTS - 1} for each position"
+        )
 
 
 def _line(routed: Routed, row: int) -> str:

@@ -8,8 +8,10 @@ import pandas as pd
 
 from llmlab.errors import InvalidParameter
 from llmlab.trace.trace import Trace
+from llmlab.views.glyphs import visible
 from llmlab.views.handoff_facts import Story, read_stories
 from llmlab.views.handoff_scene import scene_of
+from llmlab.views.looked import MIN_WIDTH, check_size
 from llmlab.views.missing import missing_view
 from llmlab.views.phrases import count
 from llmlab.views.view import View
@@ -36,8 +38,10 @@ def handoff(trace: Trace, request_ids: str | Sequence[str] | None = None, *, wid
 
     Works for a lab in one process as well, so that the two can be compared. ``request_ids`` picks requests (default:
     the first 16). The longest gap between two tokens of a request is written at the end of its lane; it is what a long
-    prompt does to its neighbours. Raises ``UnknownRequest``, and ``InvalidParameter`` for no request at all.
+    prompt does to its neighbours. Raises ``UnknownRequest``, and ``InvalidParameter`` for no request at all and a width
+    that cannot be drawn.
     """
+    check_size("width", width, MIN_WIDTH, 4_000)
     index = trace.index
     request_ids = [request_ids] if isinstance(request_ids, str) else request_ids
     if request_ids is not None and not len(request_ids):
@@ -65,7 +69,7 @@ def _totals(trace: Trace, stories: Sequence[Story]) -> list[str]:
     nbytes = sum(story.nbytes for story in stories)
     if not any(story.there for story in stories):
         return [f"{count(here, 'prompt token')} computed in the process that decodes"]
-    media = sorted({story.medium for story in stories if story.medium})
+    media = sorted({visible(story.medium) for story in stories if story.medium})
     return [
         f"{count(there, 'prompt token')} computed by the prefill process, {count(here, 'prompt token')} here; "
         f"{nbytes:,} bytes of K/V handed over by {' and '.join(media)}"

@@ -13,6 +13,7 @@ import numpy as np
 from llmlab.trace.handoffs import PREFILL_PROCESS, TRANSFER, elsewhere
 from llmlab.trace.requests import cached_tokens, num_prompt
 from llmlab.trace.trace import Trace
+from llmlab.views.glyphs import visible
 from llmlab.views.phrases import count
 
 Stretch = tuple[int, int]
@@ -54,11 +55,11 @@ class Story:
 
     def told(self) -> str:
         """Counts in words, no times."""
-        parts = [f"{self.request_id}: {count(self.num_prompt, 'prompt token')}"]
+        parts = [f"{visible(self.request_id)}: {count(self.num_prompt, 'prompt token')}"]
         if self.num_cached:
             parts.append(f"{self.num_cached:,} from the prefix cache")
         if self.there:
-            parts.append(f"{self.computed_there:,} computed there, {self.nbytes:,} bytes by {self.medium}")
+            parts.append(f"{self.computed_there:,} computed there, {self.nbytes:,} bytes by {visible(self.medium)}")
         parts.append(f"{self.computed_here:,} computed here")
         return f"{', '.join(parts)}; {count(len(self.tokens), 'token')} out"
 

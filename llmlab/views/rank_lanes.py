@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -10,15 +11,18 @@ import pandas as pd
 
 from llmlab.errors import InvalidParameter
 from llmlab.trace.bubble import bubble_of
+from llmlab.trace.index import Index
 from llmlab.trace.split_events import Collective, RankWork
 from llmlab.trace.trace import Trace
+from llmlab.views.glyphs import visible
+from llmlab.views.looked import MIN_WIDTH, check_size
 from llmlab.views.missing import missing_view
 from llmlab.views.phrases import count
 from llmlab.views.rank_scene import Window, scene_of
 from llmlab.views.view import View
 
-FEW, MOST, MANY = 3, 60, 250
-"""Steps that are shown unless asked otherwise, at most, and messages that are enough for one picture."""
+FEW, MOST, MANY, MAX_LANES = 3, 60, 250, 32
+"""Steps that are shown unless asked otherwise, at most, messages that are enough for one picture, and lanes."""
 COLUMNS = (
     "step",
     "role",
@@ -40,9 +44,10 @@ def rank_lanes(
     """A lane per process of the model: its share of every step, its waits, and its messages.
 
     Shows the steps ``first_step`` to ``last_step``, at most 60; without them the last 3, or fewer where they have many
-    messages. A lane has what the process computed above, and its messages below. Raises ``InvalidParameter`` for steps
-    that are not in the trace.
+    messages. A lane has what the process computed above, and its messages below; there are at most 32. Raises
+    ``InvalidParameter`` for steps that are not in the trace, and a width that cannot be drawn.
     """
+    check_size("width", width, MIN_WIDTH, 4_000)
     index = trace.index
     numbers = sorted({e.step for e in (*index.rank_work, *index.collectives)})
     calls = Counter(e.step for e in index.collectives)
@@ -54,11 +59,9 @@ def rank_lanes(
         )
         return missing_view("rank_lanes", "Ranks", what, COLUMNS, width)
     shown = [n for n in numbers if first <= n <= last]
-    window = Window(
-        tuple(shown),
-        tuple(e for e in index.rank_work if first <= e.step <= last),
-        tuple(e for e in index.collectives if first <= e.step <= last),
-    )
+    if not shown:
+        raise InvalidParameter(f"no rank worked in steps {first} to {last}: the nearest are {_around(numbers, first)}")
+    window, num_lanes = _window(index, shown)
     groups = " and ".join(_group_name(window, role) for role in window.roles)
     span = f"step {shown[0]}" if len(shown) == 1 else f"steps {shown[0]} to {shown[-1]}"
     return View(
@@ -69,8 +72,17 @@ def rank_lanes(
         "\n".join(_told(window)),
         scene_of(window, width),
         _table(window),
-        tuple(_notes(numbers, shown)),
+        tuple(_notes(numbers, shown, num_lanes)),
     )
+
+
+def _window(index: Index, steps: Sequence[int]) -> tuple[Window, int]:
+    """What happened from the first to the last of some steps in the first lanes, and how many lanes there are."""
+    work, calls = ([e for e in of if steps[0] <= e.step <= steps[-1]] for of in (index.rank_work, index.collectives))
+    lanes = sorted({(e.role, e.rank) for e in (*work, *calls)})
+    drawn = set(lanes[:MAX_LANES])
+    kept = (tuple(e for e in events if (e.role, e.rank) in drawn) for events in (work, calls))
+    return Window(tuple(steps), *kept), len(lanes)
 
 
 def _bounds(numbers: Sequence[int], first: int | None, last: int | None, calls: Counter[int]) -> tuple[int, int]:
@@ -88,6 +100,12 @@ def _bounds(numbers: Sequence[int], first: int | None, last: int | None, calls: 
     return first, min(last, first + MOST - 1)
 
 
+def _around(numbers: Sequence[int], step: int) -> str:
+    """The steps before and after one that is not among them."""
+    at = bisect_left(numbers, step)
+    return " and ".join(str(n) for n in numbers[max(at - 1, 0) : at + 1])
+
+
 def _few(numbers: Sequence[int], last: int, calls: Counter[int]) -> int:
     """The first of the steps that end with ``last`` and are shown without being asked for."""
     before = [n for n in numbers if n <= last][-FEW:]
@@ -98,10 +116,13 @@ def _few(numbers: Sequence[int], last: int, calls: Counter[int]) -> int:
 
 def _group_name(window: Window, role: str) -> str:
     ranks = count(len({rank for r, rank in window.lanes if r == role}), "process")
-    return f"{role} parallel over {ranks}" if role in ("tensor", "pipeline", "expert") else f"{role}: {ranks}"
+    known = role in ("tensor", "pipeline", "expert")
+    return f"{role} parallel over {ranks}" if known else f"{visible(role)}: {ranks}"
 
 
-def _notes(numbers: Sequence[int], shown: Sequence[int]) -> Iterator[str]:
+def _notes(numbers: Sequence[int], shown: Sequence[int], num_lanes: int) -> Iterator[str]:
+    if num_lanes > MAX_LANES:
+        yield f"The first {MAX_LANES} of {num_lanes:,} processes have a lane, and are told and counted here."
     if len(shown) < len(numbers):
         yield (
             f"Shown: {len(shown)} of the {len(numbers):,} steps with ranks ({numbers[0]} to {numbers[-1]}); "
@@ -120,7 +141,7 @@ def _told(window: Window) -> Iterator[str]:
             for words, same in groupby(said, key=lambda pair: pair[1]):
                 ranks = [rank for rank, _ in same]
                 who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}, each"
-                yield f"step {step}, {role} {who}: {words}"
+                yield f"step {step}, {visible(role)} {who}: {words}"
         if any(e.step == step and e.role == "pipeline" and e.name == "forward" for e in window.work):
             found = bubble_of(step, [e for e in window.work if e.step == step])
             yield (
@@ -145,7 +166,7 @@ def _messages(calls: Sequence[Collective]) -> Iterator[str]:
     kinds = Counter((e.kind, e.place) for e in calls)
     for (kind, place), number in kinds.items():
         nbytes = sum(e.nbytes for e in calls if (e.kind, e.place) == (kind, place))
-        yield f"{number} {kind} ({place}) of {nbytes:,} bytes in all"
+        yield f"{number} {visible(kind)} ({visible(place)}) of {nbytes:,} bytes in all"
 
 
 def _table(window: Window) -> pd.DataFrame:

@@ -8,8 +8,10 @@ import pytest
 from mock_serving import assert_all_returned, continuation, greedy, mock_engine, prompt
 
 from llmlab.engine.blocks import BlockPool
+from llmlab.engine.journal import Journal
 from llmlab.engine.params import SamplingParams
 from llmlab.engine.request import Request
+from llmlab.trace.recorder import Recorder
 
 SIZE = 4
 
@@ -125,6 +127,25 @@ def test_what_hangs_on_an_evicted_block_is_cut_off_and_grows_again():
     pool.register(second)
     assert [b.id for b in pool.match(make_request("c", [*range(9), 10, 11, 12, 13]))] == second.block_table[:3]
     pool.check_integrity([second])
+
+
+def test_a_block_that_is_findable_already_is_not_recorded_as_cached_again():
+    recorder = Recorder()
+    pool = BlockPool(8, SIZE, prefix_cache="radix", journal=Journal(recorder))
+    first, second = make_request("a", range(12)), make_request("b", range(8))
+    for request, num_computed in ((first, 4), (second, 8), (first, 8)):
+        assert pool.extend(request, num_computed)
+        request.num_computed = num_computed
+        pool.register(request)
+    twin = second.block_table[1]  # it was first with these tokens, so the tree has it and not first's own
+    pool.release(second)
+    pool.forget([twin])
+    assert pool.extend(first, 12)
+    first.num_computed = 12
+    pool.register(first)
+    cached = [event.block_id for event in recorder.snapshot() if event.action == "cache"]
+    assert cached == [first.block_table[0], twin, *first.block_table[1:]]
+    pool.check_integrity([first])
 
 
 def test_the_last_block_there_is_is_not_copied_onto_itself():

@@ -311,6 +311,31 @@ def test_a_step_that_failed_before_its_copies_leaves_no_empty_block_to_be_read(p
     engine.check_integrity()
 
 
+class Fainting(MockModel):
+    """Fails once, when a request has been swapped out."""
+
+    has_failed = False
+
+    def forward(self, batch):
+        logits = super().forward(batch)
+        if not self.has_failed and any(swap.is_out and swap.request_id for swap in batch.swaps):
+            self.has_failed = True
+            raise RuntimeError("fainted")
+        return logits
+
+
+def test_copies_of_a_step_that_failed_after_them_are_in_the_trace():
+    """What was swapped out in it comes in again later, so it has to have gone out."""
+    runner = Fainting(8, 4)
+    engine = mock_engine(runner=runner, slots=4, host_blocks=16, prefix_cache="off")
+    runs = [engine.submit(prompt(5, start), greedy(16)) for start in range(3)]
+    engine.run_until_idle()
+    assert runner.has_failed
+    assert_right([run for run in runs if run.error is None])
+    assert (engine.trace.transfers["action"] == "swap_in").any()
+    assert engine.trace.check() == []
+
+
 def test_integrity_covers_the_host_pool():
     engine, _ = crowded(host_blocks=16)
     step_until(engine, lambda: any(r.host_table for r in engine.scheduler.waiting))
@@ -395,6 +420,20 @@ def test_a_block_that_went_out_and_in_is_bit_for_bit_the_same():
     assert all(torch.equal(store[:, :, 5], old) for store, old in zip(pool._stores, before, strict=True))
     assert [swap.nbytes for swap in swaps] == [4 * pool.bytes_per_token] * 2
     assert all(0 < swap.t_ns <= swap.end_ns for swap in swaps)
+
+
+@pytest.mark.parametrize("host_blocks", [0, 3])
+def test_a_pass_whose_time_decides_about_swaps_is_awaited_on_cuda(host_blocks, monkeypatch):
+    runner = build_runner(as_loaded(family("llama")), block_size=4, num_blocks=6)
+    if host_blocks:
+        runner.open_host(host_blocks)
+    request = Request("a", [1, 2, 3], SamplingParams(), seed=0, max_tokens=1, block_table=[0])
+    batches = runner.build(StepPlan(0, [ScheduledRow(request, 0, 3, 0, True, True, 1)]))
+    awaited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", awaited.append)
+    runner._input_device = torch.device("cuda")
+    assert runner.forward(batches).shape[0] == 1
+    assert len(awaited) == bool(host_blocks)
 
 
 def test_waiting_requests_hold_host_blocks_only_while_swapped_out():

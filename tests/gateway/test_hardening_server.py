@@ -46,13 +46,16 @@ def test_a_client_that_does_not_read_loses_its_place(backend):
         assert wait_until(lambda: gateway.admission.open == 0)
 
 
-def test_a_client_that_reads_slowly_keeps_it(backend):
+def test_a_client_that_reads_slowly_keeps_it(backend, monkeypatch):
+    monkeypatch.setattr(BoundedHttp, "write_timeout_s", 1.0)
+    began = time.monotonic()
     with Server(gateway_of(backend, port=0, drain_s=0)) as server, ask(server) as connection:
         received = bytearray()
         while not received.endswith(b"\r\n0\r\n\r\n"):
             piece = connection.recv(65_536)
             assert piece, "the connection was cut"
             received += piece
-            time.sleep(0.01)
+            time.sleep(0.015)
+    assert time.monotonic() - began > 1.5  # longer in all than a client may pause
     assert b"message_stop" in received
     assert backend.closed == 1

@@ -145,6 +145,7 @@ def test_what_was_not_promised_is_not_asked_for():
         CITY | {"properties": {"city": {"type": "object", "properties": {}}}},
         CITY | {"$defs": {"open": {"type": "object"}}},
         {"type": "array", "items": {"type": "object"}},
+        CITY | {"properties": {"city": {"type": ["object", "null"]}}},
         {"anyOf": [CITY, {"properties": {"a": {}}}]},
     ],
 )

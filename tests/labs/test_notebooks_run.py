@@ -1,43 +1,15 @@
-"""The notebooks run: their sources as plain scripts without weights, and themselves with their outputs compared."""
+"""The notebooks run, with their outputs compared."""
 
 from __future__ import annotations
 
-import runpy
-
 import nbformat
 import pytest
-from lab_folder import LAB_NAMES, LAB_SOURCES, TRAIN_SECONDS, nbval
+from lab_folder import LAB_NAMES, LAB_SOURCES, nbval
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-import llmlab
 from llmlab.labs.sources import built_path
 
 every_lab = pytest.mark.parametrize("source", LAB_SOURCES, ids=LAB_NAMES)
-
-
-NEEDS_WEIGHTS = "from llmlab.opening import open"  # how a lab opens a model that the mock cannot stand in for
-scripts = [
-    pytest.param(path, id=name, marks=pytest.mark.model if NEEDS_WEIGHTS in path.read_text(encoding="utf-8") else ())
-    for path, name in zip(LAB_SOURCES, LAB_NAMES, strict=True)
-]
-
-
-@pytest.mark.parametrize("source", scripts)
-def test_a_source_runs_as_a_script(source, monkeypatch, capsys):
-    opened, real = [], llmlab.open
-
-    def open_mock(model="mock", **options):
-        opened.append(real("mock", **options))
-        return opened[-1]
-
-    monkeypatch.setattr(llmlab, "open", open_mock, raising=False)
-    monkeypatch.setenv("LLMLAB_TRAIN_SECONDS", TRAIN_SECONDS)
-    try:
-        runpy.run_path(str(source))
-    finally:
-        for lab in opened:
-            lab.close()
-    assert opened
 
 
 @pytest.mark.model

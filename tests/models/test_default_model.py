@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 import llmlab
 from llmlab.models import DEFAULT_MODEL, damaged_files, fetch, load, lookup
@@ -26,6 +27,13 @@ def test_fetched_folder_holds_safetensors_tokenizer_and_template(loaded):
     assert {"model.safetensors", "tokenizer.json", "chat_template.jinja", "config.json"} <= names
     assert not [name for name in names if name.endswith((".gguf", ".bin", ".whl"))]
     assert damaged_files(folder, hashes=True) == []
+
+
+def test_the_tied_matrix_has_the_name_that_other_servers_look_for():
+    with safe_open(fetch(lookup(DEFAULT_MODEL)) / "model.safetensors", "pt") as file:
+        names = set(file.keys())
+    assert "model.embed_tokens.weight" in names
+    assert "lm_head.weight" not in names
 
 
 def test_shape_is_that_of_the_catalogue(loaded):

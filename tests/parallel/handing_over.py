@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
+
+import psutil
 
 from llmlab.engine.run import Run
 from llmlab.lab import Lab
@@ -30,9 +31,8 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process exists (and is no zombie of ours)."""
+    """Whether a process runs; one that ended may stay in the list until somebody waits for it."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-    return True

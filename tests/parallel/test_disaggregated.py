@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import weakref
 
 import psutil
 import pytest
@@ -161,7 +162,7 @@ def test_abort_while_the_prompt_is_away(by_hand):
 
 
 def test_a_lost_process_fails_its_requests_by_name_and_the_next_request_starts_another(by_hand):
-    lost = by_hand.engine.prefill.pid
+    lost, memory = by_hand.engine.prefill.pid, weakref.ref(by_hand.engine.prefill)
     os.kill(lost, signal.SIGSTOP)  # so that the prompt is surely still there
     wait_until(lambda: psutil.Process(lost).status() == psutil.STATUS_STOPPED)
     run = by_hand.submit(LONG, raw=True, max_tokens=5)
@@ -172,6 +173,9 @@ def test_a_lost_process_fails_its_requests_by_name_and_the_next_request_starts_a
     assert by_hand.ask(LONG, raw=True, max_tokens=5).stop_reason == "length"
     assert by_hand.engine.prefill.pid != lost
     assert not is_alive(lost)
+    del run
+    gc.collect()
+    assert memory() is None, "the lost process's shared memory is kept"
     by_hand.engine.check_integrity()
 
 

@@ -21,5 +21,7 @@ def test_processes_of_accelerate_give_the_tokens_of_the_whole_model():
 def test_what_cannot_be_launched_is_refused(tmp_path):
     with pytest.raises(InvalidParameter, match="num_processes=1"):
         launch(1)
+    with pytest.raises(InvalidParameter, match="prompts='a text'"):
+        launch(2, prompts="a text")
     with pytest.raises(UnknownModel, match="no-such-model"):
         launch(2, model=str(tmp_path / "no-such-model"))

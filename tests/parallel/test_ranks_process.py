@@ -71,6 +71,14 @@ def test_one_that_does_not_listen_ends_with_its_channel(child):
     assert gone(child.pid)
 
 
+def test_half_a_message_of_a_parent_that_is_gone_ends_it_too(child):
+    child.send({"do": "hang"})
+    child.receive()
+    child._process.stdin.write(b'{"do": "ha')
+    child._process.stdin.close()
+    assert gone(child.pid)
+
+
 def test_a_death_is_told_with_its_code_and_last_words(child):
     child.send({"do": "exit"})
     for _ in range(2):  # whoever asks again is told again

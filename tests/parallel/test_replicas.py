@@ -12,7 +12,7 @@ from handing_over import is_alive, wait_until
 
 from llmlab.bench.routing import measure_routing, routing_object, routing_table
 from llmlab.errors import InvalidParameter, ReplicaFailed
-from llmlab.parallel.replicas import Replicas
+from llmlab.parallel.replicas import Replicas, _arguments
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="looks at POSIX processes")
 
@@ -55,9 +55,14 @@ def test_a_killed_replica_leaves_the_others_serving_and_closing_ends_all(replica
 
 
 def test_wrong_options_are_refused_by_name():
-    for wrong in ({"n": 0}, {"n": 1, "routing": "random"}, {"n": 1, "num_blokcs": 4}):
+    for wrong in ({"n": 0}, {"n": 1, "routing": "random"}, {"n": 1, "num_blokcs": 4}, {"n": 1, "keys": "keys.txt"}):
         with pytest.raises(InvalidParameter):
             Replicas(model="mock", **wrong)
+
+
+def test_options_become_those_of_the_command():
+    given = {"prefix_cache": False, "log": True, "disaggregated": False, "threads": None, "num_blocks": 4}
+    assert _arguments(given) == ["--no-prefix-cache", "--log", "--num-blocks", "4"]
 
 
 def test_a_replica_that_cannot_start_says_why_and_leaves_nothing():

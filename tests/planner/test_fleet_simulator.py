@@ -296,11 +296,18 @@ def test_a_large_run_records_its_beginning_and_says_where_it_stops():
         ({"prefill_replicas": 1}, "need a link"),
         ({"prefill_replicas": 1, "link": link("10gbps"), "kv_bytes_per_token": 1, "reserve": 0.5}, "be combined"),
         ({"max_num_seqs": 0}, "max_num_seqs=0"),
+        ({"prefill_replicas": -1}, "prefill_replicas=-1"),
+        ({"num_blocks": 0}, "num_blocks=0"),
+        ({"link": "string"}, "'string' is no known link"),
     ],
 )
 def test_what_cannot_be_is_refused(options, said):
     with pytest.raises(InvalidParameter, match=said):
         Fleet(TIMES, **options)
+
+
+def test_a_link_can_be_given_by_its_name():
+    assert Fleet(TIMES, link="10gbps").link == link("10gbps")
 
 
 def test_a_share_beyond_everything_is_refused():

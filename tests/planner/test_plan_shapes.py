@@ -163,6 +163,12 @@ def test_a_missing_field_is_named():
         ({"num_hidden_layers": -1}, "num_hidden_layers"),
         ({"num_hidden_layers": "3"}, "num_hidden_layers"),
         ({"num_experts": 2, "num_experts_per_tok": 3}, "experts"),
+        ({"num_hidden_layers": 10**9}, "no model has more"),
+        ({"layer_types": 3}, "layer_types=3"),
+        ({"layer_types": [["full_attention"]] * 3}, r"\['full_attention'\]"),
+        ({"num_experts": 2, "num_experts_per_tok": 1, "mlp_layer_types": ["sparse"]}, "names 1 layers"),
+        ({"num_experts": 2, "num_experts_per_tok": 1, "mlp_only_layers": 1}, "mlp_only_layers=1"),
+        ({"num_experts": 2, "num_experts_per_tok": 1, "n_shared_experts": "x"}, "n_shared_experts"),
     ],
 )
 def test_what_cannot_be_computed_is_refused_by_name(fields, word):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from synthetic import make_info, story
 
 from llmlab.trace.split_events import BlockTransfer, Collective, RankWork
@@ -36,3 +38,9 @@ def test_a_request_keeps_its_own_transfers_and_the_work_done_during_its_life():
     part = Trace([*events, RankWork(first, first + 10**12, 0, 0, "tensor", "forward"), late, SEND]).for_request("r0")
     assert len(part.transfers) == 1
     assert list(part.ranks.step) == [0]
+
+
+def test_a_group_that_a_file_claims_to_be_endless_is_checked_in_no_time():
+    claimed = replace(REDUCE, rank=0, group_size=2**62)
+    (problem,) = Trace([claimed]).check()
+    assert "ranks 1 and 0 differ in a collective: 0 and 1 in all" in problem

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,8 @@ def test_held_out_text_is_in_no_other_paragraph():
         ({"seconds": 0}, "seconds=0 must be more than 0"),
         ({"steps": -1}, "steps=-1"),
         ({"rate": True}, "rate=True"),
+        ({"seconds": "60"}, "seconds='60'"),
+        ({"balance": -0.1}, "balance=-0.1"),
         ({"text": "too short"}, "the text has 9 bytes"),
     ],
 )
@@ -125,7 +128,10 @@ def test_what_cannot_be_trained_is_said(options, said):
         train_moe(**{"seconds": 1, "size": TINY, **options})
 
 
-@pytest.mark.parametrize("sizes", [{"top_k": 9}, {"width": 100, "heads": 8}, {"heads": 4, "kv_heads": 3}])
+@pytest.mark.parametrize(
+    "sizes",
+    [{"top_k": 9}, {"width": 100, "heads": 8}, {"heads": 4, "kv_heads": 3}, {"kv_heads": 0}, {"layers": 2.0}],
+)
 def test_a_shape_that_does_not_fit_together_is_refused(sizes):
     with pytest.raises(InvalidParameter):
         MoeSize(**sizes)
@@ -175,3 +181,11 @@ def test_the_picture_begins_with_the_first_record_and_stays_small(trained):
     assert f"One of every {-(-540 // MAX_COLUMNS)} records is drawn" in str(many)
     with pytest.raises(InvalidParameter, match="no record yet"):
         learning([])
+
+
+def test_a_training_that_went_astray_can_be_looked_at(trained):
+    lost = [replace(record, loss=math.nan, held_out=math.inf) for record in trained.records[-2:]]
+    view = learning([*trained.records[:-2], *lost])
+    assert "In 2 records the loss is no number" in str(view)
+    assert outside(view.scene) == []
+    assert "no number" in str(learning(lost))

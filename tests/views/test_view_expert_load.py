@@ -67,6 +67,15 @@ def test_without_numbers_it_says_how_to_keep_them(whole):
     assert "captures=True" in expert_load(without_arrays(trace), request).text
 
 
+@pytest.mark.parametrize(
+    "values", [np.full((3, 2), 2**31 - 1, np.int32), np.full((3, 2), -1), np.full((3, 2), np.nan), np.zeros(3, int)]
+)
+def test_numbers_that_are_no_experts_are_refused_before_memory_is_taken_for_them(values):
+    dims = ("position", "choice")[: values.ndim]
+    with pytest.raises(LabError, match="not what a router chose"):
+        expert_load(made_by_hand("router_experts", dims, {0: values}))
+
+
 def test_a_width_that_cannot_be_drawn_is_refused(whole):
     with pytest.raises(LabError, match="width=10"):
         expert_load(whole[0], width=10)

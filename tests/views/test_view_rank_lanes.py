@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from recordings import MS
+from pictures import unsafe
+from recordings import INVISIBLE, MARKUP, MS
 
 from llmlab.errors import InvalidParameter
 from llmlab.trace.split_events import Collective, RankWork
@@ -102,3 +103,28 @@ def test_steps_that_are_not_there_are_refused_with_those_that_are(ranks_trace):
             rank_lanes(ranks_trace, **wrong)
     with pytest.raises(InvalidParameter, match="after"):
         rank_lanes(ranks_trace, first_step=3, last_step=1)
+
+
+def test_steps_in_which_no_rank_worked_are_refused_with_their_neighbours():
+    trace = Trace([RankWork(0, 1, 3, 0, "tensor", "forward"), RankWork(9, 10, 200, 0, "tensor", "forward")])
+    with pytest.raises(InvalidParameter, match="nearest are 3 and 200"):
+        rank_lanes(trace, first_step=50, last_step=60)
+
+
+def test_lanes_that_nobody_could_read_are_counted_and_not_drawn():
+    trace = Trace([RankWork(10 * r * MS, (10 * r + 9) * MS, 0, r, "tensor", "forward") for r in range(3_000)])
+    view = rank_lanes(trace)
+    assert sum(isinstance(m, Text) and m.bold for m in view.scene.marks) == 32 == len(view.table())
+    assert "The first 32 of 3,000 processes have a lane" in view.notes[0]
+
+
+def test_names_from_an_unkind_file_are_shown_and_not_obeyed():
+    evil = MARKUP + INVISIBLE
+    view = rank_lanes(Trace([RankWork(0, MS, 0, 0, evil, evil), Collective(0, MS, 0, 0, evil, evil, 1, evil, 64, 1)]))
+    assert not {"\u202e", "\x00", "\x1b"} & {*view.text, *view.title, *view.alt, *view.svg}
+    assert unsafe(view.svg) == []
+
+
+def test_a_width_that_cannot_be_drawn_is_refused(ranks_trace):
+    with pytest.raises(InvalidParameter, match="width=100"):
+        rank_lanes(ranks_trace, width=100)

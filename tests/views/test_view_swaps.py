@@ -86,3 +86,12 @@ def test_tokens_of_blocks_are_counted_right_when_a_part_was_copied():
         shared = 8 * (len(ends) - 1)  # all of them hold the first block
         assert pool.num_tokens == sum(ends.values()) - shared
         assert pool.num_used == step.used
+
+
+def test_host_blocks_that_are_not_drawn_are_counted_and_told():
+    engine = mock_engine(num_blocks=8, block_size=4, host_blocks=600)
+    engine.submit(prompt(5), greedy(2)).wait()
+    view = views.block_map(engine.trace)
+    assert view.svg.count("host block") - view.svg.count("host blocks") == 512
+    assert "The first 512 of 600 host blocks are drawn; the counts are of all." in view.notes
+    check_picture(view)

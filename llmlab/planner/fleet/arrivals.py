@@ -12,7 +12,7 @@ from itertools import count
 from random import Random
 
 from llmlab.errors import InvalidParameter
-from llmlab.planner.fleet.lengths import Lengths, fixed
+from llmlab.planner.fleet.lengths import Lengths, at_least_one, fixed
 from llmlab.trace.trace import Trace
 
 SECOND = 1_000_000_000
@@ -80,7 +80,7 @@ def poisson(
     ``max_tokens``: what every caller allows; ``None``: just as much as is used. Raises ``InvalidParameter`` for a rate
     or a number that is not positive.
     """
-    _positive(rate=rate, requests=requests)
+    _positive(rate=rate)
 
     def times(generator: Random) -> Iterator[float]:
         t = 0.0
@@ -104,7 +104,7 @@ def bursty(
     seed: int = 0,
 ) -> Workload:
     """``rate`` a second on average, all of them in bursts of ``on_s`` seconds with ``off_s`` of silence between."""
-    _positive(rate=rate, requests=requests, on_s=on_s, off_s=off_s)
+    _positive(rate=rate, on_s=on_s, off_s=off_s)
     within = rate * (on_s + off_s) / on_s
 
     def times(generator: Random) -> Iterator[float]:
@@ -127,6 +127,10 @@ def _independent(
     max_tokens: int | None,
     seed: int,
 ) -> Workload:
+    at_least_one("requests", requests)
+    if max_tokens is not None:
+        at_least_one("max_tokens", max_tokens)
+
     def make() -> Iterator[Arrival]:
         clock, generator, fresh = times(Random(f"{seed} times")), Random(f"{seed} lengths"), 1
         for number in range(requests):
@@ -159,7 +163,11 @@ def agents(
     A turn's prompt is everything before it, ``system`` tokens that all sessions share first, and ``added`` tokens (a
     question, a tool's result). Between an answer and the next request lie ``think_s`` seconds on average (exponential).
     """
-    _positive(rate=rate, sessions=sessions, turns=turns)
+    _positive(rate=rate)
+    at_least_one("sessions", sessions)
+    at_least_one("turns", turns)
+    if think_s < 0 or system < 0:
+        raise InvalidParameter(f"think_s={think_s!r}, system={system!r}: neither can be negative")
 
     def make() -> Iterator[Arrival]:
         clock, t = Random(f"{seed} times"), 0.0

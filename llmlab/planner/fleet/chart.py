@@ -68,7 +68,7 @@ class Chart:
 
     def _ends(self, values: np.ndarray) -> tuple[float, float]:
         if self.logarithmic:
-            low, high = math.floor(math.log10(values.min())), math.ceil(math.log10(values.max()))
+            low, high = math.floor(self._scale(values.min())), math.ceil(self._scale(values.max()))
             return 10.0**low, 10.0 ** max(high, low + 1)
         return 0.0, self.top or float(values.max()) or 1.0
 

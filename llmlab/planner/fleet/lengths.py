@@ -26,13 +26,13 @@ class Lengths:
 
 def fixed(tokens: int) -> Lengths:
     """Always the same length."""
-    _at_least_one("tokens", tokens)
+    at_least_one("tokens", tokens)
     return Lengths(f"{tokens} tokens", lambda _: tokens)
 
 
 def uniform(low: int, high: int) -> Lengths:
     """Every length from ``low`` to ``high`` is as likely."""
-    _at_least_one("low", low)
+    at_least_one("low", low)
     if high < low:
         raise InvalidParameter(f"high={high!r} is below low={low!r}: swap them")
     span = high - low + 1
@@ -59,6 +59,7 @@ def observed(values: Sequence[int]) -> Lengths:
     return Lengths(f"drawn from {len(found)} recorded lengths", lambda generator: generator.choice(found))
 
 
-def _at_least_one(name: str, value: int) -> None:
+def at_least_one(name: str, value: int) -> None:
+    """Raise ``InvalidParameter`` for anything but a whole number of at least 1."""
     if type(value) is not int or value < 1:
         raise InvalidParameter(f"{name}={value!r} must be a whole number of at least 1")

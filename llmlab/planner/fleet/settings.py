@@ -7,12 +7,11 @@ from typing import Any
 
 from llmlab.engine.scheduler import Policy, SchedulerConfig
 from llmlab.errors import InvalidParameter
+from llmlab.gateway.balancing import ROUTINGS
 from llmlab.planner.fleet.drafts import Speculating
-from llmlab.planner.links import Link
+from llmlab.planner.links import Link, link
 from llmlab.planner.step_time import StepModel
 from llmlab.trace.events import EngineInfo
-
-ROUTINGS = ("round_robin", "least_loaded", "prefix_affine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +20,7 @@ class Fleet:
 
     ``reserve``: the share of ``max_tokens`` that admission keeps blocks for. ``prefill_replicas``: so many more
     replicas compute prompts only and hand their K/V (``kv_bytes_per_token``) over ``link`` to the others, which decode;
-    each has a link of its own, which carries one prompt after the other.
+    each has a link of its own (a name, or a ``Link``), which carries one prompt after the other.
     Raises ``InvalidParameter`` for a combination that cannot be.
     """
 
@@ -37,18 +36,21 @@ class Fleet:
     reserve: float = 0.0
     speculation: Speculating | None = None
     prefill_replicas: int = 0
-    link: Link | None = None
+    link: str | Link | None = None
     kv_bytes_per_token: int = 0
     model: str = "a model"
 
     def __post_init__(self) -> None:
         if self.routing not in ROUTINGS:
             raise InvalidParameter(f"routing={self.routing!r} is none: choose one of {', '.join(ROUTINGS)}")
-        if type(self.replicas) is not int or self.replicas < 1 or self.prefill_replicas < 0:
-            raise InvalidParameter(f"replicas={self.replicas!r} must be a whole number of at least 1")
+        for name, least in (("replicas", 1), ("prefill_replicas", 0), ("num_blocks", 1), ("block_size", 1)):
+            if type(value := getattr(self, name)) is not int or value < least:
+                raise InvalidParameter(f"{name}={value!r} must be a whole number of at least {least}")
+        if self.link is not None:
+            object.__setattr__(self, "link", link(self.link))
         if self.prefill_replicas and (self.link is None or self.kv_bytes_per_token < 1):
             raise InvalidParameter(
-                "prefill_replicas need a link=Link(...) and kv_bytes_per_token: what is sent, on what"
+                "prefill_replicas need a link= (its name, or a Link) and kv_bytes_per_token=: what is sent, on what"
             )
         if self.prefill_replicas and self.reserve:
             raise InvalidParameter("reserve= and prefill_replicas= cannot be combined: leave one of them out")
