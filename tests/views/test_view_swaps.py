@@ -94,4 +94,3 @@ def test_host_blocks_that_are_not_drawn_are_counted_and_told():
     view = views.block_map(engine.trace)
     assert view.svg.count("host block") - view.svg.count("host blocks") == 512
     assert "The first 512 of 600 host blocks are drawn; the counts are of all." in view.notes
-    check_picture(view)
