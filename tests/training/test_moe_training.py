@@ -115,7 +115,7 @@ def test_held_out_text_is_in_no_other_paragraph():
     ("options", "said"),
     [
         ({"seconds": None}, "one of them must say when"),
-        ({"seconds": 0}, "seconds=0 must be more than 0"),
+        ({"seconds": 0}, "seconds=0 must be a number of more than 0"),
         ({"steps": -1}, "steps=-1"),
         ({"rate": True}, "rate=True"),
         ({"seconds": "60"}, "seconds='60'"),
