@@ -49,6 +49,7 @@ def drawn(notebook, more_than):
     block_map(notebook)
     script = """more => {
         const all = [...document.querySelectorAll('section[data-name=block_map]')];
+        all.at(-1)?.scrollIntoView({block: 'nearest'});  // a panel above it may have grown and pushed it out of sight
         return Math.max(0, ...all.map(one => Number(one.dataset.draws))) > more;
     }"""
     notebook.page.wait_for_function(script, arg=more_than)

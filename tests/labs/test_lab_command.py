@@ -183,7 +183,8 @@ def test_a_real_start_prints_a_link_that_opens_the_notebook_and_ends_with_ctrl_c
         assert json.loads(shown)["type"] == "notebook"
         for _ in range(2):  # the first asks, the second answers
             server.send_signal(signal.SIGINT)
-        assert server.wait(30) == 0
+        # a second one that comes while the interpreter is ending ends it at once
+        assert server.wait(30) in (0, -signal.SIGINT)
     finally:
         if server.poll() is None:
             server.kill()
