@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from llmlab.engine.request import Request
+from llmlab.trace.events import StepRow
 
 
 class Reason(StrEnum):
@@ -69,6 +70,19 @@ class ScheduledRow:
     def end(self) -> int:
         """First position after the row."""
         return self.start + self.num_tokens
+
+    def record(self) -> StepRow:
+        """The row as the trace keeps it, once the step is over."""
+        return StepRow(
+            self.request.id,
+            self.start,
+            self.num_tokens,
+            self.num_cached,
+            self.is_prefill,
+            self.samples,
+            self.num_draft,
+            self.num_rejected,
+        )
 
 
 @dataclass(slots=True)

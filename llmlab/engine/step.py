@@ -13,7 +13,7 @@ from llmlab.engine.request import Request, StopReason
 from llmlab.engine.sampler import Sampled, prompt_logprobs, sample
 from llmlab.engine.sequence import Sequence
 from llmlab.errors import ConstraintError, LabError, RankFailed
-from llmlab.trace.events import PromptLogprobs, Step, StepRow, TextEmitted, Token
+from llmlab.trace.events import PromptLogprobs, Step, TextEmitted, Token
 
 if TYPE_CHECKING:
     from llmlab.engine.engine import Engine
@@ -221,17 +221,5 @@ class StepExecutor:
             self.recorder.emit(TextEmitted(perf_counter_ns(), self.journal.step, request.id, text, request.num_output))
 
     def _record_step(self, plan: StepPlan, marks: list[int], counts: tuple[int, int, int, int, int]) -> None:
-        rows = tuple(
-            StepRow(
-                row.request.id,
-                row.start,
-                row.num_tokens,
-                row.num_cached,
-                row.is_prefill,
-                row.samples,
-                row.num_draft,
-                row.num_rejected,
-            )
-            for row in plan.rows
-        )
+        rows = tuple(row.record() for row in plan.rows)
         self.recorder.emit(Step(*marks, perf_counter_ns(), plan.step, rows, *counts))

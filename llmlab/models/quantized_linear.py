@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -39,7 +40,7 @@ class RoundedLinear(nn.Linear):
         return cls(joined([layer.rounded for layer in layers]), bias, layers[0].weight.dtype)
 
 
-class QuantizedLinear(nn.Module):
+class QuantizedLinear(nn.Module, ABC):
     """A linear layer on packed integers. CPU only, inference only.
 
     Fewer than ``dequantize_from`` rows go through the integer kernel, more through weights expanded for this pass and
@@ -66,13 +67,13 @@ class QuantizedLinear(nn.Module):
             y = y.view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
 
+    @abstractmethod
     def by_kernel(self, x: torch.Tensor) -> torch.Tensor:
         """``(rows, in)`` times the integers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def by_expanding(self, x: torch.Tensor) -> torch.Tensor:
         """``(rows, in)`` times weights expanded to the number format of ``x``."""
-        raise NotImplementedError
 
 
 class Int8Linear(QuantizedLinear):

@@ -1,4 +1,4 @@
-"""Ten thousand requests through two small pools: one with hashes, one with a tree and a host pool behind it."""
+"""Ten thousand requests through one small pool, and half as many through one with a tree and a host pool behind it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from random import Random
 import pytest
 from mock_serving import assert_all_returned, continuation, greedy, mock_engine, prompt
 
-NUM_REQUESTS = 5_000
 QUEUE = 48
 
 
-@pytest.mark.parametrize(("prefix_cache", "host_blocks"), [("hash", 0), ("radix", 20)])
-def test_thousands_of_requests_with_random_aborts_leave_an_empty_pool(prefix_cache, host_blocks):
+@pytest.mark.parametrize(("prefix_cache", "host_blocks", "num_requests"), [("hash", 0, 10_000), ("radix", 20, 5_000)])
+def test_thousands_of_requests_with_random_aborts_leave_an_empty_pool(prefix_cache, host_blocks, num_requests):
     tiers = {"prefix_cache": prefix_cache, "host_blocks": host_blocks}
     engine = mock_engine(num_blocks=36, block_size=4, budget=96, slots=24, record=False, **tiers)
     dice, open_runs, tally = Random(0), [], {"length": 0, "aborted": 0, "hits": 0, "preemptions": 0}
@@ -33,7 +32,7 @@ def test_thousands_of_requests_with_random_aborts_leave_an_empty_pool(prefix_cac
             tally["hits"] += run.usage["cached_tokens"] > 0
             tally["preemptions"] += run.usage["preemptions"]
 
-    for _ in range(NUM_REQUESTS):
+    for _ in range(num_requests):
         while len(open_runs) >= QUEUE:
             engine.step()
             collect()
@@ -44,6 +43,6 @@ def test_thousands_of_requests_with_random_aborts_leave_an_empty_pool(prefix_cac
     collect()
     assert_all_returned(engine)
     assert open_runs == []
-    assert tally["length"] + tally["aborted"] == NUM_REQUESTS
+    assert tally["length"] + tally["aborted"] == num_requests
     # the soak is only one if it met aborts, prefix hits and preemptions
-    assert min(tally["aborted"], tally["hits"], tally["preemptions"]) > 100, tally
+    assert min(tally["aborted"], tally["hits"], tally["preemptions"]) > num_requests / 50, tally

@@ -9,7 +9,7 @@ from llmlab.engine.request import Request
 from llmlab.planner.fleet.clock import SimulatedRecorder
 from llmlab.planner.fleet.job import Job
 from llmlab.planner.fleet.settings import Fleet
-from llmlab.trace.events import DraftPolicy, RequestFinished, RequestSubmitted, Span, Step, StepRow, Token
+from llmlab.trace.events import DraftPolicy, RequestFinished, RequestSubmitted, Span, Step, Token
 from llmlab.trace.handoffs import PREFILL_PROCESS
 from llmlab.trace.split_events import BlockTransfer
 
@@ -52,19 +52,7 @@ class EventWriter:
             for position in range(len(tokens) - number, len(tokens)):
                 source = "accepted" if position < len(tokens) - 1 else "target"
                 self.recorder.emit(Token(end_ns, plan.step, job.request.id, position, tokens[position], 0.0, source))
-        rows = tuple(
-            StepRow(
-                row.request.id,
-                row.start,
-                row.num_tokens,
-                row.num_cached,
-                row.is_prefill,
-                row.samples,
-                row.num_draft,
-                row.num_rejected,
-            )
-            for row in plan.rows
-        )
+        rows = tuple(row.record() for row in plan.rows)
         marks = (start_ns, start_ns, start_ns, end_ns, end_ns, end_ns, end_ns)
         self.recorder.emit(Step(*marks, plan.step, rows, *self._counts))
 
