@@ -200,6 +200,7 @@ hits["blocks hit"] = (hits.num_cached_tokens // 16).astype(int)
 assert hits.ttft_ms["start"] > hits.ttft_ms["end"] or not is_real
 fresh = (hits.num_prompt_tokens - hits.num_cached_tokens).astype(int)
 assert list(fresh.sort_values().index[-2:]) == ["middle", "start"] or not is_real
+assert fresh["start"] > 2 * fresh["end"] or not is_real
 hits[["num_prompt_tokens", "num_cached_tokens", "blocks hit"]]
 
 # %%
